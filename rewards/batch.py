@@ -1,0 +1,93 @@
+"""What a trainer hands to a reward function, checked.
+
+TRL calls a reward function once per batch, by keyword: the completions, then
+every column of the dataset as a list of the same length. Here the texts and
+the gold answers are taken out of that call, and a call that can't be scored
+is refused with one clear error.
+"""
+
+GOLD_COLUMNS = ("answer", "solution", "ground_truth")
+
+
+class RewardError(ValueError):
+    """A reward function was called in a way that can't give a right score.
+
+    The message is one paragraph: what happened, why, and what to type next.
+    """
+
+
+def completion_text(completion):
+    """Return the text of one completion, plain or conversational.
+
+    A plain completion is a string. A conversational one is a list of
+    messages; the last message is what the policy said.
+
+    >>> completion_text("18")
+    '18'
+    >>> completion_text([{"role": "assistant", "content": "18"}])
+    '18'
+    """
+    if isinstance(completion, str):
+        return completion
+    return completion[-1]["content"]
+
+
+def completion_texts(completions):
+    """Return the texts of a batch of completions, one string for each.
+
+    Raises RewardError when `completions` is one string instead of a list.
+
+    >>> completion_texts(["a", [{"role": "assistant", "content": "b"}]])
+    ['a', 'b']
+    """
+    if isinstance(completions, str):
+        raise RewardError(
+            "A reward function scores a list of completions and got one "
+            "string, whose letters it would score one by one. Put the text "
+            "in a list: completions=[text]."
+        )
+    return [completion_text(completion) for completion in completions]
+
+
+def gold_column(completions, *, optional=False, **columns):
+    """Return the gold answers of a batch, one for each completion.
+
+    The golds are in the first column of GOLD_COLUMNS that is present. A
+    column whose value is None counts as absent. Raises RewardError when
+    there is no such column (with `optional`, every gold is None then), when
+    it is not a list, or when its length is not the number of completions.
+
+    >>> gold_column(["a", "b"], answer=["#### 1", "#### 2"])
+    ['#### 1', '#### 2']
+    >>> gold_column(["a", "b"], solution=[1, 2], question=["?", "??"])
+    [1, 2]
+    """
+    for name in GOLD_COLUMNS:
+        if columns.get(name) is not None:
+            return _checked(name, columns[name], len(completions))
+    if optional:
+        return [None] * len(completions)
+    given = ", ".join(sorted(set(columns) - set(GOLD_COLUMNS))) or "none"
+    raise RewardError(
+        "The gold answers are missing: a reward for right answers reads them "
+        "from the column 'answer' ('solution' and 'ground_truth' work too), "
+        f"and the columns with values are: {given}. Rename yours before "
+        "training: dataset = dataset.rename_column('YOUR_COLUMN', 'answer')."
+    )
+
+
+def _checked(name, golds, expected):
+    if isinstance(golds, str) or not hasattr(golds, "__len__"):
+        raise RewardError(
+            f"The column '{name}' must be a list with one gold answer for "
+            f"each completion and is {type(golds).__name__} {golds!r:.40}. "
+            f"For a single completion write {name}=[gold]."
+        )
+    if len(golds) != expected:
+        raise RewardError(
+            f"There are {expected} completions and {len(golds)} gold answers "
+            f"in the column '{name}', so some completion would be scored "
+            "against a wrong gold. Pass one gold for each completion, "
+            "repeated for every completion of the same prompt."
+        )
+    return golds
