@@ -1,0 +1,37 @@
+"""What the policy is told to do, and how a question becomes a prompt.
+
+The reward functions ask for tags, so something has to tell the model about
+them: the system prompt. It names the tags and says what goes between them.
+It never shows a filled-in example such as "reasoning process here", because
+a policy soon learns that copying such a placeholder earns the format reward.
+"""
+
+REASONING_PROMPT = (
+    "Solve the problem step by step. Write your steps between <reasoning> "
+    "and </reasoning>, then only the final number between <answer> and "
+    "</answer>."
+)
+"""For number answers (GSM8K): the tags of `rewards.FIVE_PART`."""
+
+THINK_PROMPT = (
+    "Solve the problem. Write your thoughts between <think> and </think>, "
+    "then the final result in LaTeX between <answer> and </answer>."
+)
+"""For LaTeX answers (NuminaMath-TIR)."""
+
+
+def messages(question: str, system_prompt: str) -> list[dict[str, str]]:
+    """The conversation that ends where the policy starts to write.
+
+    Args:
+        question: the problem, as text.
+        system_prompt: one of the prompts above, or the reader's own.
+
+    Returns:
+        Two messages, system and user, in the form that chat templates and
+        TRL's conversational data sets take.
+    """
+    return [
+        {"role": "system", "content": system_prompt},
+        {"role": "user", "content": question},
+    ]
