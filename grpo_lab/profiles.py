@@ -1,0 +1,320 @@
+"""The one table of sizes, rates and lengths: a row for each kind of machine.
+
+`PROFILE` in a lesson picks a row; any other parameter overrides one value of
+it. Nothing else in the package holds a size of its own.
+"""
+
+import difflib
+from dataclasses import asdict, dataclass
+
+from grpo_lab.errors import LabError
+
+ATTENTION_QV = ("q_proj", "v_proj")
+"""The published choice: two projections of each attention layer."""
+
+ALL_LINEAR = (
+    "q_proj", "k_proj", "v_proj", "o_proj",
+    "gate_proj", "up_proj", "down_proj",
+)  # fmt: skip
+"""Every linear layer of a Llama or Qwen block."""
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """Everything that determines one training run, in plain values.
+
+    Two runs with equal settings, data, rewards and library versions on one
+    CPU give the same weights. Lengths are in tokens, rates per optimiser
+    step, `warmup_share` as a share of all steps.
+
+    Attributes:
+        model: a name from `grpo_lab.models`, a Hub id or a local folder.
+        learning_rate: peak rate of the optimiser, above 0.
+        num_generations: completions per prompt, the group; at least 2.
+        completions_per_step: completions per optimiser step, a multiple of
+            `num_generations`.
+        micro_batch: completions per forward and backward pass; a divisor of
+            `completions_per_step`. Lower it first when memory is short.
+        max_steps: optimiser steps; 0 means `num_epochs` passes over the data.
+        num_epochs: passes over the training questions when `max_steps` is 0.
+        max_completion_length: tokens that a completion may have.
+        temperature, top_p, top_k: sampling of the rollouts; top_k 0 is off.
+        beta: weight of the KL penalty; 0 needs no reference model.
+        lora_r, lora_alpha, lora_dropout, target_modules: the adapter.
+        load_in_4bit: NF4 with double quantisation, else 16 or 32 bit.
+        lr_scheduler: "linear" (to zero), "constant" or "cosine"; all after
+            the warm-up.
+        save_steps: optimiser steps between checkpoints; 1 loses least.
+    """
+
+    model: str
+    learning_rate: float
+    num_generations: int = 8
+    completions_per_step: int = 16
+    micro_batch: int = 16
+    max_steps: int = 0
+    num_epochs: float = 1.0
+    max_completion_length: int = 256
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    beta: float = 0.0
+    lora_r: int = 16
+    lora_alpha: int = 32
+    lora_dropout: float = 0.0
+    target_modules: tuple[str, ...] = ATTENTION_QV
+    load_in_4bit: bool = True
+    lr_scheduler: str = "linear"
+    warmup_share: float = 0.1
+    weight_decay: float = 0.1
+    max_grad_norm: float = 0.1
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.99
+    optimizer: str = "adamw_torch"
+    gradient_checkpointing: bool = False
+    save_steps: int = 1
+    seed: int = 42
+
+    def __post_init__(self) -> None:
+        """Refuse settings that cannot train, before anything is loaded."""
+        # JSON has lists only; a tuple keeps the settings hashable.
+        object.__setattr__(self, "target_modules", tuple(self.target_modules))
+        self._refuse_bad_values()
+
+    def _refuse_bad_values(self) -> None:
+        if not 0 < self.learning_rate < 1:
+            raise LabError(
+                f"The learning rate is {self.learning_rate:g}, but it must "
+                "lie above 0 and below 1: at 0 or below the policy never "
+                "improves. Type for example LEARNING_RATES = [1e-5]."
+            )
+        if self.num_generations < 2:
+            raise LabError(
+                f"NUM_GENERATIONS is {self.num_generations}, but GRPO "
+                "compares completions of one prompt with each other, so a "
+                "group needs at least 2. Type for example "
+                "NUM_GENERATIONS = 8."
+            )
+        if (
+            self.completions_per_step < self.num_generations
+            or self.completions_per_step % self.num_generations
+        ):
+            raise LabError(
+                f"COMPLETIONS_PER_STEP is {self.completions_per_step}, which "
+                f"is no multiple of NUM_GENERATIONS = {self.num_generations}; "
+                "a step takes whole groups only. Type for example "
+                f"COMPLETIONS_PER_STEP = {2 * self.num_generations}."
+            )
+        if (
+            self.micro_batch < 1
+            or self.completions_per_step % self.micro_batch
+        ):
+            raise LabError(
+                f"MICRO_BATCH is {self.micro_batch}, which does not divide "
+                f"COMPLETIONS_PER_STEP = {self.completions_per_step}; a step "
+                "is a whole number of forward passes. Type for example "
+                f"MICRO_BATCH = {self.num_generations}."
+            )
+        at_least = {
+            "max_completion_length": 1,
+            "max_steps": 0,
+            "lora_r": 1,
+            "save_steps": 1,
+            "temperature": 0.01,
+            "beta": 0,
+        }
+        for name, least in at_least.items():
+            if getattr(self, name) < least:
+                raise LabError(
+                    f"{name.upper()} is {getattr(self, name)}, but the least "
+                    f"that makes sense is {least}. Type {name.upper()} = "
+                    f"{max(least, 1)} or more."
+                )
+
+    @property
+    def prompts_per_step(self) -> int:
+        """Different questions in one optimiser step."""
+        return self.completions_per_step // self.num_generations
+
+    @property
+    def accumulation_steps(self) -> int:
+        """Forward and backward passes in one optimiser step."""
+        return self.completions_per_step // self.micro_batch
+
+    def steps(self, train_rows: int) -> int:
+        """Optimiser steps of the whole run over `train_rows` questions."""
+        if self.max_steps:
+            return self.max_steps
+        return max(
+            1, int(train_rows // self.prompts_per_step * self.num_epochs)
+        )
+
+    @property
+    def name(self) -> str:
+        """A readable name for figures, such as `pocket-qwen lr=0.001`."""
+        return f"{self.model.split('/')[-1]} lr={self.learning_rate:g}"
+
+    def to_dict(self) -> dict:
+        """Plain values for JSON; `RunSettings(**d)` is the way back."""
+        return {**asdict(self), "target_modules": list(self.target_modules)}
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One row of the table.
+
+    Attributes:
+        name: what `PROFILE` is set to.
+        needs: the machine it is for, in words.
+        gpu_memory: GPU memory that it is made for, in GiB; 0 for none.
+        grid: the learning rates of the grid, for each base model.
+        data: where the questions come from, a key of `data.SOURCES`.
+        train_rows, eval_rows: questions to train on, and to hold out.
+        eval_batch_size: questions answered at once in evaluation.
+        run: every other value of `RunSettings` that differs from its default.
+    """
+
+    name: str
+    needs: str
+    gpu_memory: int
+    grid: dict[str, tuple[float, ...]]
+    data: str
+    train_rows: int
+    eval_rows: int
+    eval_batch_size: int
+    run: dict
+
+    def settings(
+        self,
+        grid: dict[str, tuple[float, ...]] | None = None,
+        **overrides: object,
+    ) -> list[RunSettings]:
+        """The runs of a grid, each with every value set.
+
+        Args:
+            grid: learning rates for each model, in place of this profile's.
+            overrides: other values of `RunSettings`, by field name, in place
+                of this profile's.
+
+        Raises:
+            LabError: a value cannot train.
+        """
+        values = {**self.run, **overrides}
+        return [
+            RunSettings(model=model, learning_rate=rate, **values)
+            for model, rates in (grid or self.grid).items()
+            for rate in rates
+        ]
+
+
+FULL = Profile(
+    name="full",
+    needs="a GPU with at least 80 GB of memory",
+    gpu_memory=79,
+    grid={
+        "Qwen/Qwen2.5-3B-Instruct": (5e-6, 1e-5),
+        "meta-llama/Llama-3.1-8B-Instruct": (5e-6,),
+        "Qwen/Qwen2.5-7B-Instruct": (5e-6,),
+    },
+    data="gsm8k",
+    train_rows=500,
+    eval_rows=100,
+    eval_batch_size=50,
+    run={
+        "num_generations": 8,
+        "completions_per_step": 16,
+        "micro_batch": 8,
+        "num_epochs": 2.0,
+        "max_completion_length": 1024,
+        "lora_r": 32,
+        "lora_alpha": 64,
+        "optimizer": "adamw_bnb_8bit",
+        "gradient_checkpointing": True,
+        "save_steps": 5,
+    },
+)
+
+LITE = Profile(
+    name="lite",
+    needs="a GPU with at least 15 GB of memory, such as a T4",
+    gpu_memory=14,
+    grid={
+        "Qwen/Qwen2.5-0.5B-Instruct": (5e-6, 2e-5),
+        "meta-llama/Llama-3.2-1B-Instruct": (5e-6, 2e-5),
+    },
+    data="gsm8k",
+    train_rows=500,
+    eval_rows=100,
+    eval_batch_size=25,
+    run={
+        "num_generations": 8,
+        "completions_per_step": 32,
+        "micro_batch": 4,
+        "max_steps": 60,
+        # The median answer of the 0.5B model is about 274 tokens long.
+        "max_completion_length": 512,
+        "optimizer": "adamw_bnb_8bit",
+        "gradient_checkpointing": True,
+    },
+)
+
+POCKET = Profile(
+    name="pocket",
+    needs="two CPU cores; no GPU, no network",
+    gpu_memory=0,
+    grid={
+        "pocket-qwen": (1e-3, 1e-4),
+        "pocket-llama": (1e-3, 1e-4),
+    },
+    data="pocket",
+    train_rows=500,
+    eval_rows=400,
+    eval_batch_size=200,
+    run={
+        "num_generations": 8,
+        "completions_per_step": 64,
+        "micro_batch": 64,
+        "max_steps": 50,
+        "max_completion_length": 64,
+        "target_modules": ALL_LINEAR,
+        "max_grad_norm": 1.0,
+    },
+)
+
+PROFILES = {row.name: row for row in (FULL, LITE, POCKET)}
+
+
+def choose(name: str, gpu_memory: float) -> Profile:
+    """The profile to use on this machine.
+
+    Args:
+        name: "full", "lite" or "pocket".
+        gpu_memory: memory of the largest GPU here, in GiB; 0 without one.
+
+    Returns:
+        The profile of that name. Where there is no GPU at all, "lite" means
+        "pocket", so that the same notebook runs anywhere.
+
+    Raises:
+        LabError: there is no such profile, or the GPU is too small for it.
+    """
+    if name not in PROFILES:
+        near = difflib.get_close_matches(name.lower(), PROFILES, n=1)
+        guess = near[0] if near else "pocket"
+        raise LabError(
+            f"There is no profile {name!r}; the profiles are "
+            f"{', '.join(PROFILES)}. Type PROFILE = {guess!r}."
+        )
+    if name == "lite" and not gpu_memory:
+        return POCKET
+    profile = PROFILES[name]
+    if gpu_memory < profile.gpu_memory:
+        smaller = "lite" if name == "full" and gpu_memory >= 14 else "pocket"
+        here = f"{gpu_memory:.0f} GiB" if gpu_memory else "no GPU"
+        missing = profile.gpu_memory - gpu_memory
+        raise LabError(
+            f"PROFILE = {name!r} needs {profile.needs}, but this machine has "
+            f"{here}: {missing:.0f} GiB too little. Type PROFILE = "
+            f"{smaller!r}, or choose a machine with a larger GPU."
+        )
+    return profile
