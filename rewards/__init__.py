@@ -22,6 +22,7 @@ from rewards.batch import RewardError
 from rewards.five_part import (
     FIVE_PART,
     MAX_REWARD,
+    RANGES,
     correctness_reward,
     integer_reward,
     soft_format_reward,
@@ -34,6 +35,7 @@ __all__ = [
     "FIVE_PART",
     "MAX_REWARD",
     "POLICIES",
+    "RANGES",
     "RewardError",
     "correctness_reward",
     "extract_answer",

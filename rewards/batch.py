@@ -20,7 +20,8 @@ def completion_text(completion):
     """Return the text of one completion, plain or conversational.
 
     A plain completion is a string. A conversational one is a list of
-    messages; the last message is what the policy said.
+    messages, and the last one is what the policy said: "" if it has no text,
+    as a call of a tool has none.
 
     >>> completion_text("18")
     '18'
@@ -29,7 +30,7 @@ def completion_text(completion):
     """
     if isinstance(completion, str):
         return completion
-    return completion[-1]["content"]
+    return completion[-1]["content"] or ""
 
 
 def completion_texts(completions):

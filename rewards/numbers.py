@@ -146,10 +146,13 @@ def last_box(text):
         if brace[0] == "}" and open_braces:
             opener = open_braces.pop()
             if opener[0] != "{":
-                last = opener.start(), text[opener.end() : brace.start()]
+                last = opener, brace
         elif brace[0].endswith("{") and brace[0] != r"\{":
             open_braces.append(brace)
-    return last
+    if last is None:
+        return None
+    opener, closer = last
+    return opener.start(), text[opener.end() : closer.start()]
 
 
 def _unboxed(text):

@@ -1,0 +1,351 @@
+"""Reading numbers and answers: exact, by named policies, in linear time."""
+
+import doctest
+import json
+import signal
+import time
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import rewards.answers
+import rewards.numbers
+from rewards import (
+    POLICIES,
+    RewardError,
+    extract_answer,
+    gold_number,
+    is_correct,
+    parse_number,
+)
+
+CALM = settings(deadline=None, derandomize=True, database=None)
+
+HERE = Path(__file__).parent
+SHARED = HERE.parents[1] / "shared"
+GSM8K = SHARED / "data" / "gsm8k"
+
+
+def read_rows(path):
+    with open(path, encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
+
+
+# `right_from` is the strictest policy that finds the right answer; "never":
+# no policy does; "no gold": the gold can't be read, so the verdict is None.
+CASES = read_rows(HERE / "data" / "reward_cases.jsonl")
+# Golds that are no numbers: they wait for the symbolic part.
+LEFT = read_rows(HERE / "data" / "reward_cases_left.jsonl")
+CONTRACT_CASES = {"T05", "T06", "T07", "T08", "T10", "T11"}
+
+
+def by_id(case):
+    return case["id"]
+
+
+def verdicts_wanted(right_from):
+    if right_from == "no gold":
+        return [None] * len(POLICIES)
+    if right_from == "never":
+        return [False] * len(POLICIES)
+    first = POLICIES.index(right_from)
+    return [i >= first for i in range(len(POLICIES))]
+
+
+@pytest.mark.parametrize("module", [rewards.answers, rewards.numbers])
+def test_examples_in_the_docstrings_run(module):
+    result = doctest.testmod(module)
+    assert result.attempted > 0
+    assert result.failed == 0
+
+
+# --- numbers -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("18", 18),
+        ("+18", 18),
+        ("-18", -18),
+        ("\u221218", -18),
+        ("- 18", -18),
+        ("007", 7),
+        ("18.50", Fraction(37, 2)),
+        (".5", Fraction(1, 2)),
+        ("18.", 18),
+        ("1,234,567.5", Fraction(2469135, 2)),
+        ("1{,}000", 1000),
+        (r"1\,000", 1000),
+        ("1\u202f000", 1000),
+        ("$18", 18),
+        ("-$18", -18),
+        ("$-18", -18),
+        ("US$ 1,000", 1000),
+        ("500 USD", 500),
+        ("€5", 5),
+        ("5 €", 5),
+        (r"\$18 per day", 18),
+        ("$18/day", 18),
+        ("50%", 50),
+        (r"50\%", 50),
+        ("50 percent of the eggs", 50),
+        ("5 km/h", 5),
+        ("5 cm^2", 5),
+        ("5 m²", 5),
+        (r"90^\circ", 90),
+        (r"5\,\text{cm}", 5),
+        ("72 clips sold in April and May", 72),
+        ("5 million", 5_000_000),
+        ("70k", 70_000),
+        ("70 kg", 70),
+        ("3/4", Fraction(3, 4)),
+        ("-3 / 4", Fraction(-3, 4)),
+        ("1.5/2", Fraction(3, 4)),
+        ("71/6", Fraction(71, 6)),
+        ("2 1/2", Fraction(5, 2)),
+        ("-2 1/2", Fraction(-5, 2)),
+        ("2 and 1/2", Fraction(5, 2)),
+        ("2½ cups", Fraction(5, 2)),
+        (r"\frac{3}{4}", Fraction(3, 4)),
+        (r"-\dfrac{3}{4}", Fraction(-3, 4)),
+        (r"\frac34", Fraction(3, 4)),
+        (r"2\frac{1}{2}", Fraction(5, 2)),
+        ("1.2e3", 1200),
+        ("1E-3", Fraction(1, 1000)),
+        ("1.2 × 10^3", 1200),
+        (r"3.0 \times 10^{-2}", Fraction(3, 100)),
+        ("1e999", 10**999),
+        (r"\boxed{18}", 18),
+        (r"\fbox{18}", 18),
+        (r"$\boxed{\boxed{18}}$.", 18),
+        (r"\(18\)", 18),
+        (r"\[ 18 \]", 18),
+        ("**18**", 18),
+        ("`$18$`", 18),
+        ("x = 18", 18),
+    ],
+)
+def test_a_number_is_read_exactly(text, value):
+    assert parse_number(text) == value
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", " ", "-", "$", "%", ".", "e5", "1e", "nan", "inf", "None"),
+        *("12,34", "1,23,456", "1234,567", "0,123", "1.2.3", "1_000"),
+        *("--5", "+-5", "0x10", "5e5e5", "1e1000", "1e9999999"),
+        *("1/0", r"\frac{1}{0}", "1/2/3", "4 10/3", "2 -1/2", "1/2 1/3"),
+        *("3, 5", "3 or 4", "3-5", "(3, 4)", "12:00", "1 2 3"),
+        *("5 ft 3 in", "3 hours 20 minutes", "18 not 17", "not 18"),
+        *("5x", "2n", "5i", "14 - i", "5 pi", "5π", r"5\pi", "5²", "10⁵"),
+        *("5 and a half", "5 plus three", "5 squared", "5!", "5+3", "2^3"),
+        *(r"\sqrt{4}", r"4\sqrt(2)", r"\frac{1 2}{3}", "five", "٣"),
+        *("__import__('os').getpid()", "9" * 1001),
+    ],
+)
+def test_what_is_not_one_number_is_none(text):
+    assert parse_number(text) is None
+
+
+@CALM
+@given(st.fractions())
+def test_a_fraction_is_read_in_all_its_spellings(value):
+    sign = "-" if value < 0 else ""
+    top, bottom = abs(value.numerator), value.denominator
+    whole, rest = divmod(top, bottom)
+    for text in (
+        f"{sign}{top}/{bottom}",
+        f"\u2212{top}/{bottom}" if sign else f"+{top}/{bottom}",
+        rf"${sign}\frac{{{top}}}{{{bottom}}}$",
+        rf"\boxed{{{sign}\dfrac{{{top}}}{{{bottom}}}}}",
+        f"{sign}{whole} {rest}/{bottom}",
+    ):
+        assert parse_number(text) == value, text
+
+
+@CALM
+@given(st.decimals(allow_nan=False, allow_infinity=False, places=3))
+def test_a_decimal_is_read_in_all_its_spellings(value):
+    expected = Fraction(value)
+    for text in (f"{value}", f"{value:,}", f"${value:,}0", f"{value:e} km"):
+        assert parse_number(text) == expected, text
+
+
+@CALM
+@given(st.text() | st.text("0123456789.,/e-+ $%\\{}frac^"))
+def test_any_text_is_a_number_or_none(text):
+    assert isinstance(parse_number(text), Fraction | None)
+
+
+# --- answers -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", CASES, ids=by_id)
+def test_public_case(case):
+    verdicts = [
+        is_correct(case["input"], case["gold"], policy) for policy in POLICIES
+    ]
+    assert verdicts == verdicts_wanted(case["right_from"]), case["expected"]
+
+
+@pytest.mark.parametrize("case", LEFT, ids=by_id)
+def test_a_case_left_to_the_symbolic_part_never_pays(case):
+    for policy in POLICIES:
+        assert not is_correct(case["input"], case["gold"], policy)
+
+
+def test_no_public_case_is_forgotten():
+    path = SHARED / "cases" / "reward_cases.jsonl"
+    if not path.exists():
+        pytest.skip(f"the shared list of cases is not here: {path}")
+    here = {case["id"] for case in CASES + LEFT} | CONTRACT_CASES
+    assert here == {case["id"] for case in read_rows(path)}
+
+
+@pytest.mark.parametrize(
+    ("completion", "answers"),
+    [
+        ("<answer>\n18\n</answer>", ["18"] * 3),
+        ("<answer>1</answer> or <answer>2</answer>", ["2"] * 3),
+        ("<answer>1</answer> then <answer>2", ["1"] * 3),
+        ("<answer>1</answer> then </answer>", ["1"] * 3),
+        ("<answer>The answer is 18.</answer>", ["18"] * 3),
+        ("<answer></answer> The answer is 18.", [""] * 3),
+        ("<answer>18</answer><|im_end|><answer>5</answer>", ["18"] * 3),
+        ("<answer>18<|eot_id|></answer>", [None] * 3),
+        ("<reasoning><answer>18</answer>", [None] * 3),
+        ("<reasoning><answer>18</answer></reasoning>", [None] * 3),
+        ("<answer>18</answer><think>but if", [None] * 3),
+        ("So it is 18.\n<answer>1", [None] * 3),
+        ("#### 18", [None, "18", "18"]),
+        ("#### 18\n#### Check the result", [None, "18", "18"]),
+        ("The answer is 5. No, the answer is 6.", [None, "6", "6"]),
+        (r"\boxed{5}. Hence the answer is 6.", [None, "6", "6"]),
+        (r"The answer is 6. So \boxed{5x}", [None, "5x", "5x"]),
+        ("The answer is 3, 5 and 7.", [None, None, "7"]),
+        ("**Final Answer**: **73**", [None, "73", "73"]),
+        ("Answer:\n\n$18$", [None, "$18$", "$18$"]),
+        ("Answer: we add. 9+9=18.", [None, None, "18"]),
+        ("It follows that y = 5x+3", [None, None, "5x+3"]),
+        ("The board is 2 1/2 feet long", [None, None, "2 1/2"]),
+        ("No idea.", [None, None, None]),
+    ],
+)
+def test_each_policy_reads_what_it_says(completion, answers):
+    assert [extract_answer(completion, p) for p in POLICIES] == answers
+
+
+def test_an_unknown_policy_is_refused():
+    with pytest.raises(RewardError, match="'tagged', 'stated', 'flexible'"):
+        extract_answer("18", "strict")
+
+
+@CALM
+@given(st.text(), st.integers())
+def test_nothing_is_read_from_a_reasoning_that_never_closed(text, number):
+    for tag in ("<reasoning>", "<think>"):
+        for policy in POLICIES:
+            cut_off = f"{tag}<answer>{number}</answer> {number}"
+            assert extract_answer(cut_off, policy) is None
+
+
+@pytest.mark.parametrize(
+    ("gold", "value"),
+    [
+        ("9 + 9 = <<9+9=18>>18 clips\n#### 18", 18),
+        ("#### 1\n#### 70,000", 70000),
+        ("#### -3", -3),
+        ("033", 33),
+        (18, 18),
+        (2.5, Fraction(5, 2)),
+        (r"\dfrac{9}{7}", Fraction(9, 7)),
+        ("the answer is 5\n#### five", None),
+        ("I count 5 apples", None),
+        ("1331 and 1728", None),
+        ("$1,2$", None),
+        (None, None),
+        (float("nan"), None),
+        ("", None),
+    ],
+)
+def test_a_gold_is_one_number_or_none(gold, value):
+    assert gold_number(gold) == value
+
+
+def test_the_callers_alarm_survives():
+    signal.alarm(60)
+    is_correct(r"\boxed{9^{9^{9^{9}}}}", "7", "flexible")
+    assert 0 < signal.alarm(0) <= 60
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [
+        *(r"\boxed{", "<answer>", "<reasoning></reasoning>", "answer is 5 "),
+        *("answer", "#### ", "1 ", "1,", "9", "{", "=", "\n", "a "),
+    ],
+)
+def test_time_grows_no_faster_than_the_text(unit):
+    def seconds(length):
+        text = unit * (length // len(unit))
+        starts = [time.perf_counter()]
+        for _ in range(3):
+            is_correct(text, "7", "flexible")
+            is_correct(f"<answer>{text}</answer>", "7")
+            starts.append(time.perf_counter())
+        return min(b - a for a, b in zip(starts, starts[1:], strict=False))
+
+    # 16 times the text: 16 times the time if linear, 256 if quadratic.
+    assert seconds(64_000) < 80 * seconds(4_000)
+
+
+# --- the grader on real data ---------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def golds():
+    if not GSM8K.exists():
+        pytest.skip(f"the GSM8K rows are not here: {GSM8K}")
+    rows = [row for path in GSM8K.glob("*.jsonl") for row in read_rows(path)]
+    assert len(rows) >= 1300
+    return [row["answer"] for row in rows]
+
+
+def spellings(n):
+    sign, size = ("-", -n) if n < 0 else ("", n)
+    return [
+        *(
+            f"{n}",
+            f"{n:,}",
+            f"{n}.0",
+            f"{n:,}.00",
+            f"+{n}" if n > 0 else f"{n}",
+        ),
+        *(f"{sign}${size}", f"${n}", f"{n} dollars", f"{n}%", f"{n}e0"),
+        *(f"\n{n}.\n", f"**{n}**", f"{2 * n}/2", rf"\frac{{{2 * n}}}{{2}}"),
+        *(rf"\boxed{{{n}}}", rf"\fbox{{{n}}}", f"${n}$", rf"\({n}\)"),
+        *(f"{n}".replace("-", "\u2212"), rf"{n}\text{{ clips}}"),
+    ]
+
+
+def test_every_gold_is_right_in_every_spelling(golds):
+    for gold in golds:
+        number = gold_number(gold)
+        for text in spellings(int(number)):
+            assert parse_number(text) == number, (gold, text)
+        assert is_correct(f"<answer>{number}</answer>", gold)
+        assert is_correct(gold, gold, "stated")
+
+
+@pytest.mark.parametrize("wrong", ["-987654321", "", "1/3", "None", "####"])
+def test_a_constant_wrong_answer_is_wrong_everywhere(golds, wrong):
+    for policy in POLICIES:
+        assert not any(
+            is_correct(f"<answer>{wrong}</answer>", gold, policy)
+            for gold in golds
+        )

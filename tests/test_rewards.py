@@ -1,0 +1,284 @@
+"""The five-part set: what each part pays, and what no text can get."""
+
+import doctest
+import inspect
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+import rewards
+import rewards.batch
+import rewards.five_part
+from rewards import (
+    FIVE_PART,
+    MAX_REWARD,
+    RANGES,
+    RewardError,
+    correctness_reward,
+    extract_answer,
+    integer_reward,
+    is_correct,
+    soft_format_reward,
+    strict_format_reward,
+    tag_count_reward,
+)
+
+CALM = settings(deadline=None, derandomize=True, database=None)
+
+with open(
+    Path(__file__).parent / "data" / "reward_cases.jsonl", encoding="utf-8"
+) as lines:
+    CASES = [json.loads(line) for line in lines]
+
+PERFECT = (
+    "<reasoning>\n{reasoning}\n</reasoning>\n<answer>\n{answer}\n</answer>"
+)
+LONG_TAIL = " and so on" * 60
+
+# Ways to put an answer in tags, from the best form to the worst.
+FORMS = [
+    PERFECT,
+    "<think>{reasoning}</think><answer>{answer}</answer>",
+    "Sure!\n" + PERFECT + "\nI hope that helps.",
+    PERFECT + LONG_TAIL,
+    "<answer>{answer}</answer>",
+    "<answer>{answer}</answer>" + LONG_TAIL,
+    "<answer>{answer}</answer><answer>{answer}</answer>" + LONG_TAIL,
+    "<think>{reasoning}</think>" * 2 + "<answer>{answer}</answer>",
+    "{reasoning}</reasoning><answer>{answer}</answer>",
+]
+
+
+def parts(text, gold):
+    return [part([text], answer=[gold])[0] for part in FIVE_PART]
+
+
+def total(text, gold):
+    return sum(parts(text, gold))
+
+
+def fill(form, answer, reasoning="x"):
+    return form.replace("{reasoning}", reasoning).replace(
+        "{answer}", str(answer)
+    )
+
+
+# --- what each part pays -------------------------------------------------
+
+
+@pytest.mark.parametrize("module", [rewards, rewards.batch, rewards.five_part])
+def test_examples_in_the_docstrings_run(module):
+    result = doctest.testmod(module)
+    assert result.attempted > 0
+    assert result.failed == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "paid"),
+    [
+        (fill(PERFECT, 18), [2.0, 0.5, 0.5, 0.5, 0.5]),
+        (fill(PERFECT, 18, "a\n\nb < c & d\n"), [2.0, 0.5, 0.5, 0.5, 0.5]),
+        (fill(FORMS[1], "18.0"), [2.0, 0.5, 0.5, 0.5, 0.5]),
+        (fill(PERFECT, "$18 per day"), [2.0, 0.5, 0.5, 0.5, 0.5]),
+        (fill(PERFECT, 17), [0.0, 0.5, 0.5, 0.5, 0.5]),
+        (fill(PERFECT, "18.5"), [0.0, 0.0, 0.5, 0.5, 0.5]),
+        (fill(PERFECT, "eighteen"), [0.0, 0.0, 0.5, 0.5, 0.5]),
+        (fill(PERFECT, 18) + "<|im_end|>\n", [2.0, 0.5, 0.5, 0.5, 0.5]),
+        ("So: " + fill(PERFECT, 18), [2.0, 0.5, 0.0, 0.5, 0.5]),
+        (fill(PERFECT, 18) + " 0123456789", [2.0, 0.5, 0.0, 0.5, 0.49]),
+        (fill(PERFECT, 18) + LONG_TAIL, [2.0, 0.5, 0.0, 0.5, 0.0]),
+        ("<answer>18</answer>", [2.0, 0.5, 0.0, 0.0, 0.25]),
+        ("<answer>18</answer><reasoning>x</reasoning>", [0, 0, 0, 0, 0.476]),
+        ("<reasoning>x</think><answer>18</answer>", [2, 0.5, 0, 0, 0.375]),
+        ("<reasoning>x<answer>18</answer>", [0.0, 0.0, 0.0, 0.0, 0.375]),
+        ("<answer>" * 10 + "18</answer>", [2.0, 0.5, 0.0, 0.0, 0.125]),
+        ("18", [0.0] * 5),
+        ("#### 18", [0.0] * 5),
+        ("", [0.0] * 5),
+    ],
+)
+def test_what_the_five_parts_pay(text, paid):
+    assert parts(text, "9 + 9 = 18\n#### 18") == pytest.approx(paid)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [c for c in CASES if "suggested_rewards" in c],
+    ids=lambda case: case["id"],
+)
+def test_public_case_of_form(case):
+    paid = {
+        "strict": strict_format_reward([case["input"]])[0],
+        "soft": soft_format_reward([case["input"]])[0],
+        "tag_count": tag_count_reward([case["input"]])[0],
+    }
+    wanted = case["suggested_rewards"]
+    assert {name: paid[name] for name in wanted} == wanted
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
+def test_public_case_of_correctness(case):
+    wanted = {"tagged": 2.0, "no gold": None}.get(case["right_from"], 0.0)
+    assert correctness_reward([case["input"]], answer=[case["gold"]]) == [
+        wanted
+    ]
+
+
+def test_a_gold_that_cannot_be_read_gives_none():
+    text = fill(PERFECT, 5)
+    golds = ["#### 5", "five", None, "None", "#### "]
+    assert correctness_reward([text] * 5, answer=golds) == [2.0] + [None] * 4
+
+
+def test_an_integer_cannot_be_right_where_the_gold_is_none():
+    text = "<answer>2</answer>"
+    assert integer_reward([text] * 3, answer=["1/2", "2", "?"]) == [
+        0,
+        0.5,
+        0.5,
+    ]
+    assert integer_reward([text], solution=["1/2"]) == [0.0]
+
+
+# --- what no text can get ------------------------------------------------
+
+PIECES = [
+    *("<reasoning>", "</reasoning>", "<think>", "</think>"),
+    *("<answer>", "</answer>", "<|im_end|>", r"\boxed{", "}", "####"),
+    *("7", "18", "1/2", " ", "\n", "the answer is ", "x" * 300),
+]
+ANY_TEXT = st.text() | st.lists(
+    st.sampled_from(PIECES) | st.text(max_size=5), max_size=12
+).map("".join)
+GOLDS = st.integers().map(str) | st.fractions().map(str)
+PLAIN_TEXT = st.text(st.characters(exclude_characters="<"))
+
+
+@CALM
+@given(ANY_TEXT, GOLDS)
+def test_every_part_stays_in_its_range(text, gold):
+    for part in FIVE_PART:
+        least, most = RANGES[part]
+        assert least <= part([text], answer=[gold])[0] <= most
+
+
+@CALM
+@given(GOLDS, st.sampled_from(FORMS), st.sampled_from(FORMS), ANY_TEXT)
+@example("1/2", FORMS[6], PERFECT, "")
+def test_a_right_answer_beats_every_wrong_one(gold, form, other, text):
+    right = total(fill(form, gold), gold)
+    for wrong in (
+        fill(form, f"-1{gold.lstrip('-')}"),  # in the same form
+        fill(other, 10**50),  # an integer, in any form
+        fill(other, ""),
+        gold,  # no tags
+        text,
+    ):
+        if not is_correct(wrong, gold):
+            assert right > total(wrong, gold)
+
+
+@CALM
+@given(st.sampled_from(FORMS), PLAIN_TEXT, PLAIN_TEXT)
+def test_longer_reasoning_never_lowers_the_reward(form, reasoning, more):
+    short = total(fill(form, 18, reasoning), "18")
+    assert total(fill(form, 18, reasoning + more), "18") >= short
+
+
+@CALM
+@given(PLAIN_TEXT)
+def test_form_is_blind_to_what_is_in_the_blocks(text):
+    completion = fill(PERFECT, "18", text)
+    assert extract_answer(completion) == "18"
+    assert total(completion, "18") == MAX_REWARD
+
+
+# --- the contract with the trainer ---------------------------------------
+
+
+def test_the_set_is_the_five_parts_in_order_and_reaches_its_maximum():
+    assert [part.__name__ for part in FIVE_PART] == [
+        "correctness_reward",
+        "integer_reward",
+        "strict_format_reward",
+        "soft_format_reward",
+        "tag_count_reward",
+    ]
+    assert MAX_REWARD == 4.0 == total(fill(PERFECT, 18), "#### 18")  # T11
+
+
+@pytest.mark.parametrize("part", FIVE_PART)
+def test_a_part_can_go_to_another_process(part):
+    assert pickle.loads(pickle.dumps(part)) is part
+    assert inspect.isfunction(part)
+
+
+@pytest.mark.parametrize("part", FIVE_PART)
+def test_plain_and_conversational_completions_score_alike(part):
+    texts = [fill(PERFECT, 18), "I don't know.", ""]
+    chats = [[{"role": "assistant", "content": text}] for text in texts]
+    columns = {"answer": ["#### 18"] * 3, "prompts": ["?"] * 3}
+    scores = part(completions=texts, **columns)
+    assert scores == part(completions=chats, **columns)
+    assert scores == [RANGES[part][1], 0.0, 0.0]
+    assert part([], answer=[]) == []
+
+
+def test_a_message_without_text_scores_nothing():
+    call = [{"role": "assistant", "content": None, "tool_calls": ["..."]}]
+    assert total(call, "18") == 0.0
+
+
+@pytest.mark.parametrize("column", ["answer", "solution", "ground_truth"])
+def test_the_golds_may_have_any_of_three_names(column):
+    texts = ["<answer>5</answer>", "<answer>6</answer>"]
+    assert correctness_reward(texts, **{column: [5, "#### 5"]}) == [2.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({}, "column 'answer'"),  # T05
+        ({"solution": None}, "column 'answer'"),  # T06
+        ({"ground_truths": ["5", "5"]}, "are: ground_truths"),  # T07, T10
+        ({"answer": "55"}, "must be a list"),
+        ({"answer": 5}, "must be a list"),
+        ({"answer": ["5"]}, "2 completions and 1 gold"),  # T08
+        ({"solution": ["5"] * 3}, "2 completions and 3 gold"),
+    ],
+)
+def test_golds_that_do_not_fit_are_refused(columns, message):
+    with pytest.raises(RewardError, match=message):
+        correctness_reward(completions=["<answer>5</answer>"] * 2, **columns)
+
+
+@pytest.mark.parametrize("part", FIVE_PART)
+def test_one_string_is_not_a_batch(part):
+    with pytest.raises(RewardError, match=r"completions=\[text\]"):
+        part("<answer>5</answer>", answer=["5"] * 18)
+
+
+def test_importing_the_rewards_is_light():
+    code = (
+        "import sys, time; start = time.perf_counter(); import rewards; "
+        "print(time.perf_counter() - start); "
+        "print(*{name.partition('.')[0] for name in sys.modules})"
+    )
+    runs = [
+        subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.splitlines()
+        for _ in range(3)
+    ]
+    assert min(float(seconds) for seconds, _ in runs) < 0.3
+    heavy = {"torch", "transformers", "trl", "sympy", "math_verify", "numpy"}
+    assert not heavy & set(runs[0][1].split())
