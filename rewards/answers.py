@@ -191,6 +191,7 @@ def _last_number(text):
     if not words:
         return None
     number = words[-1].rpartition("=")[2]
-    if _MIXED_NUMBER.fullmatch(" ".join(words[-2:])):
-        number = " ".join(words[-2:])
+    pair = " ".join(words[-2:]).rpartition("=")[2].strip()
+    if _MIXED_NUMBER.fullmatch(pair):
+        number = pair
     return number.strip("()*_`").rstrip("()*_`.,;:!?")
