@@ -1,0 +1,287 @@
+"""Held-out accuracy: greedy answers, intervals, and paired comparisons.
+
+Accuracy is not the training reward. It is measured on questions that no run
+trained on, with the prompt of the training, decoding greedily, and it reads
+the answer by the "flexible" policy of `rewards.answers`, before and after
+training alike: a base model that answers rightly without tags gets its due,
+so that a gain is a gain in solving and not only in writing tags. How many
+answers are well tagged is reported beside it.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from datasets import Dataset
+from scipy import stats
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from grpo_lab.files import read_json, write_json
+from rewards import is_correct, soft_format_reward
+
+READING = "flexible"
+"""How evaluation reads an answer; see `rewards.answers`."""
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One greedy answer to one held-out question.
+
+    Attributes:
+        question, gold: the row.
+        text: the completion, without special tokens.
+        correct: its final answer equals the gold.
+        tagged: it has the asked-for tags, each once and in order.
+        tokens: its length, the end-of-turn token included.
+        truncated: it was cut at the length limit.
+    """
+
+    question: str
+    gold: str
+    text: str
+    correct: bool
+    tagged: bool
+    tokens: int
+    truncated: bool
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """All answers of one model to the held-out questions, in their order."""
+
+    answers: tuple[Answer, ...]
+    seconds: float
+
+    @property
+    def correct(self) -> int:
+        """Number of right answers."""
+        return sum(answer.correct for answer in self.answers)
+
+    @property
+    def accuracy(self) -> float:
+        """Share of right answers, 0 to 1."""
+        return self.correct / len(self.answers)
+
+    @cached_property
+    def interval(self) -> tuple[float, float]:
+        """95 % Wilson interval of the accuracy."""
+        return wilson_interval(self.correct, len(self.answers))
+
+    @property
+    def tagged_share(self) -> float:
+        """Share of answers in the asked-for tags, 0 to 1."""
+        return self._mean("tagged")
+
+    @property
+    def truncated_share(self) -> float:
+        """Share of answers cut at the length limit, 0 to 1."""
+        return self._mean("truncated")
+
+    @property
+    def mean_tokens(self) -> float:
+        """Mean length of an answer in tokens."""
+        return self._mean("tokens")
+
+    def _mean(self, name: str) -> float:
+        values = [getattr(answer, name) for answer in self.answers]
+        return sum(values) / len(values)
+
+    def save(self, path: Path) -> None:
+        """Write all answers as JSON, whole or not at all."""
+        write_json(path, asdict(self))
+
+    @classmethod
+    def load(cls, path: Path) -> "Evaluation | None":
+        """What `save` wrote; None if there is no such file."""
+        saved = read_json(path)
+        if saved is None:
+            return None
+        answers = tuple(Answer(**answer) for answer in saved["answers"])
+        return cls(answers, saved["seconds"])
+
+
+def evaluate(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: Dataset,
+    max_new_tokens: int,
+    batch_size: int,
+    progress: Callable[[int, int], None] | None = None,
+) -> Evaluation:
+    """Answer every held-out question greedily and grade the answers.
+
+    Args:
+        model: a base model or one with an adapter; left in the mode
+            (training or not) that it came in.
+        tokenizer: its tokenizer, padding on the left.
+        rows: columns `prompt` (messages), `question`, `answer` (gold).
+        max_new_tokens: the training's limit on completion tokens.
+        batch_size: questions answered at once.
+        progress: called with questions done and questions in all.
+    """
+    started, answers = time.monotonic(), []
+    was_training = model.training
+    model.eval()
+    for start in range(0, len(rows), batch_size):
+        batch = rows.select(range(start, min(start + batch_size, len(rows))))
+        completions = generate(
+            model, tokenizer, batch["prompt"], max_new_tokens
+        )
+        answers += [
+            grade(row["question"], row["answer"], text, tokens, truncated)
+            for row, (text, tokens, truncated) in zip(
+                batch, completions, strict=True
+            )
+        ]
+        if progress:
+            progress(len(answers), len(rows))
+    model.train(was_training)
+    return Evaluation(tuple(answers), round(time.monotonic() - started, 2))
+
+
+def grade(
+    question: str, gold: str, text: str, tokens: int, truncated: bool
+) -> Answer:
+    """One completion as a graded `Answer`."""
+    return Answer(
+        question=question,
+        gold=gold,
+        text=text,
+        correct=bool(is_correct(text, gold, policy=READING)),
+        tagged=soft_format_reward([text])[0] > 0,
+        tokens=tokens,
+        truncated=truncated,
+    )
+
+
+@torch.no_grad()
+def generate(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: list[list[dict]],
+    max_new_tokens: int,
+) -> list[tuple[str, int, bool]]:
+    """Greedy completions of some conversations, through the chat template.
+
+    Returns:
+        For each prompt the text, its length in tokens, and whether it was
+        cut at the limit.
+    """
+    inputs = tokenizer.apply_chat_template(
+        prompts,
+        add_generation_prompt=True,
+        padding=True,
+        return_tensors="pt",
+        return_dict=True,
+    ).to(model.device)
+    # Sampling values that a model brings along would only raise warnings.
+    output = model.generate(
+        **inputs,
+        max_new_tokens=max_new_tokens,
+        do_sample=False,
+        temperature=None,
+        top_p=None,
+        top_k=None,
+        repetition_penalty=1.0,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    ends = model.generation_config.eos_token_id
+    ends = {tokenizer.eos_token_id, *(ends if _is_list(ends) else [ends])}
+    new_tokens = output[:, inputs["input_ids"].shape[1] :].tolist()
+    return [_decode(ids, tokenizer, ends) for ids in new_tokens]
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, (list, tuple))
+
+
+def _decode(
+    ids: list[int], tokenizer: PreTrainedTokenizerBase, ends: set[int]
+) -> tuple[str, int, bool]:
+    length = next(
+        (at + 1 for at, token in enumerate(ids) if token in ends), None
+    )
+    kept = ids[:length]
+    text = tokenizer.decode(kept, skip_special_tokens=True)
+    return text, len(kept), length is None
+
+
+def wilson_interval(successes: int, total: int) -> tuple[float, float]:
+    """95 % interval of a proportion (Wilson, 1927, JASA 22, 209-212).
+
+    Unlike plus or minus two standard errors it stays within 0 and 1 and
+    keeps its coverage near both ends.
+    """
+    interval = stats.binomtest(successes, total).proportion_ci(
+        confidence_level=CONFIDENCE, method="wilson"
+    )
+    return float(interval.low), float(interval.high)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two models on the same questions.
+
+    Attributes:
+        gained: questions that only the second answered rightly.
+        lost: questions that only the first answered rightly.
+        total: questions in all.
+    """
+
+    gained: int
+    lost: int
+    total: int
+
+    @property
+    def difference(self) -> float:
+        """Accuracy of the second minus that of the first, -1 to 1."""
+        return (self.gained - self.lost) / self.total
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 % interval of the paired difference.
+
+        The adjusted Wald interval for paired proportions of Bonett and Price
+        (2012, J. Educ. Behav. Stat. 37, 479-488): one is added to each of
+        the two counts that differ.
+        """
+        total = self.total + 2
+        gained, lost = (self.gained + 1) / total, (self.lost + 1) / total
+        middle = gained - lost
+        variance = (gained + lost - middle**2) / total
+        half = stats.norm.ppf(0.5 + CONFIDENCE / 2) * math.sqrt(variance)
+        return float(middle - half), float(middle + half)
+
+    @property
+    def p_value(self) -> float:
+        """Exact McNemar test (1947): can chance explain the difference?
+
+        Under no difference, a question answered differently is as likely a
+        gain as a loss, so the gains are binomial.
+        """
+        differing = self.gained + self.lost
+        if not differing:
+            return 1.0
+        return float(stats.binomtest(self.gained, differing).pvalue)
+
+
+def compare(first: Evaluation, second: Evaluation) -> Comparison:
+    """Pair two evaluations question by question.
+
+    Raises:
+        ValueError: they are not about the same questions in one order.
+    """
+    pairs = list(zip(first.answers, second.answers, strict=True))
+    if any(one.question != two.question for one, two in pairs):
+        raise ValueError("The two evaluations are about other questions.")
+    return Comparison(
+        gained=sum(two.correct > one.correct for one, two in pairs),
+        lost=sum(one.correct > two.correct for one, two in pairs),
+        total=len(pairs),
+    )

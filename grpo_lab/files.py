@@ -1,0 +1,39 @@
+"""Files that a crash never leaves half-written."""
+
+import json
+import os
+from pathlib import Path
+
+from grpo_lab.errors import LabError
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file so that a crash leaves the old one or the new one.
+
+    Raises:
+        LabError: the disk is full.
+    """
+    path = Path(path)
+    part = path.with_name(path.name + ".part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(text)
+        os.replace(part, path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise LabError(
+            f"Could not write {path}: {error.strerror}. What was finished "
+            "before is still there. Free some space or choose another "
+            "OUTPUT_DIR, then run this again: it goes on where it stopped."
+        ) from error
+
+
+def write_json(path: Path, value: object) -> None:
+    """`write_whole` for plain values, readable."""
+    write_whole(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+
+
+def read_json(path: Path) -> dict | None:
+    """What `write_json` wrote; None if there is no such file."""
+    path = Path(path)
+    return json.loads(path.read_text()) if path.is_file() else None

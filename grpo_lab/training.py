@@ -1,0 +1,510 @@
+"""One run: from settings to a checked `trl.GRPOTrainer`, and its training.
+
+`build_trainer` is the only place in the package where a trainer is made.
+`check` holds the guards against settings that train without an error and
+teach nothing; the traps that they guard against are told beside each.
+"""
+
+import csv
+import math
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import psutil
+import torch
+from datasets import Dataset
+from peft import LoraConfig
+from torch.utils.tensorboard import SummaryWriter
+from transformers import (
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    TrainerCallback,
+)
+from trl import GRPOConfig, GRPOTrainer
+
+from grpo_lab.errors import LabError
+from grpo_lab.files import write_whole
+from grpo_lab.models import precision_flags
+from grpo_lab.profiles import RunSettings
+
+METRICS = {
+    "reward": "reward",
+    "reward_std": "reward_std",
+    "zero_spread_share": "frac_reward_zero_std",
+    "truncated_share": "completions/clipped_ratio",
+    "mean_length": "completions/mean_length",
+    "loss": "loss",
+    "grad_norm": "grad_norm",
+    "learning_rate": "learning_rate",
+    "entropy": "entropy",
+    "kl": "kl",
+}
+"""Columns of `metrics.csv`, and TRL's names for them.
+
+Beside them stand `step`, one column per reward function, `seconds` of the
+step and `memory_gib`. Rewards and lengths (tokens) are means over the step's
+completions. `zero_spread_share` is the share of groups in which every
+completion earned the same, so that all advantages are 0 and nothing is
+learned; `truncated_share` is the share of completions cut at the limit.
+"""
+
+COMPLETE = "complete"
+"""Marker file of a checkpoint that was written to its end."""
+
+Progress = Callable[[int, int, dict], None]
+"""Called after each optimiser step with step, total steps, metrics row."""
+
+
+def lora_config(settings: RunSettings) -> LoraConfig:
+    """The adapter of a run (Hu et al., 2021, arXiv:2106.09685)."""
+    return LoraConfig(
+        r=settings.lora_r,
+        lora_alpha=settings.lora_alpha,
+        lora_dropout=settings.lora_dropout,
+        target_modules=list(settings.target_modules),
+        bias="none",
+        task_type="CAUSAL_LM",
+    )
+
+
+def grpo_config(
+    settings: RunSettings, run_dir: Path, train_rows: int
+) -> GRPOConfig:
+    """TRL's configuration of a run, with every value that matters set.
+
+    Args:
+        settings: the run.
+        run_dir: where checkpoints and completions go.
+        train_rows: questions in the training set; it gives the steps.
+    """
+    steps = settings.steps(train_rows)
+    return GRPOConfig(
+        output_dir=str(run_dir),
+        # What is rolled out
+        num_generations=settings.num_generations,
+        max_completion_length=settings.max_completion_length,
+        temperature=settings.temperature,
+        top_p=settings.top_p,
+        top_k=settings.top_k,
+        min_p=None,
+        repetition_penalty=1.0,
+        # What is learned from it
+        learning_rate=settings.learning_rate,
+        lr_scheduler_type=settings.lr_scheduler,
+        warmup_steps=round(settings.warmup_share * steps),
+        optim=settings.optimizer,
+        weight_decay=settings.weight_decay,
+        max_grad_norm=settings.max_grad_norm,
+        adam_beta1=settings.adam_beta1,
+        adam_beta2=settings.adam_beta2,
+        beta=settings.beta,
+        loss_type="dapo",
+        scale_rewards="group",
+        num_iterations=1,
+        # Sizes: TRL's batch counts completions, not prompts
+        per_device_train_batch_size=settings.micro_batch,
+        gradient_accumulation_steps=settings.accumulation_steps,
+        max_steps=steps,
+        gradient_checkpointing=settings.gradient_checkpointing,
+        **precision_flags(),
+        # What is kept
+        logging_steps=1,
+        log_completions=True,
+        num_completions_to_print=0,
+        save_strategy="steps",
+        save_steps=settings.save_steps,
+        save_total_limit=2,
+        eval_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        dataloader_pin_memory=torch.cuda.is_available(),
+        seed=settings.seed,
+    )
+
+
+def build_trainer(
+    settings: RunSettings,
+    train_dataset: Dataset,
+    rewards: Sequence[Callable],
+    run_dir: Path,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    progress: Progress | None = None,
+) -> GRPOTrainer:
+    """A trainer for one run, checked and ready for `train`.
+
+    Args:
+        settings: the run.
+        train_dataset: rows with `prompt` (messages) and what the reward
+            functions ask for; see `grpo_lab.data`.
+        rewards: reward functions with TRL's signature.
+        run_dir: the run's own directory; every write goes below it.
+        model: the base model, from `models.load_policy`; it is given an
+            adapter and must not be used for another run.
+        tokenizer: its tokenizer.
+        progress: called after each optimiser step.
+
+    Raises:
+        LabError: the settings would train without learning; see `check`.
+    """
+    keep_sampling_ours(model)
+    trainer = GRPOTrainer(
+        model=model,
+        reward_funcs=list(rewards),
+        args=grpo_config(settings, run_dir, len(train_dataset)),
+        train_dataset=train_dataset,
+        processing_class=tokenizer,
+        peft_config=lora_config(settings),
+    )
+    prepare(trainer)
+    trainer.add_callback(Recorder(run_dir, rewards, progress))
+    check(trainer, settings)
+    return trainer
+
+
+def keep_sampling_ours(model: PreTrainedModel) -> None:
+    """Forget the sampling values that a model brings along.
+
+    `generate` fills every value that a caller leaves at its default from the
+    model's own generation config, so that a temperature of 1.0 would quietly
+    become the 0.7 of Qwen2.5. Only the token ids are kept.
+    """
+    own = model.generation_config
+    model.generation_config = GenerationConfig(
+        bos_token_id=own.bos_token_id,
+        eos_token_id=own.eos_token_id,
+        pad_token_id=own.pad_token_id,
+    )
+
+
+def prepare(trainer: GRPOTrainer) -> None:
+    """Make a trainer that was built by hand safe to train.
+
+    TRL casts the adapters of a quantised model to bfloat16. A rate of 5e-6
+    then changes about one weight in seventy, the rest is rounded away, and
+    with float16 the gradient scaler crashes; so they go back to float32.
+    Also adds the guard that watches whether the adapters move.
+    """
+    for parameter in trainer.model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+    trainer.add_callback(AdapterGuard())
+
+
+def check(trainer: GRPOTrainer, settings: RunSettings) -> None:
+    """Refuse a trainer that would run without learning what it should.
+
+    Args:
+        trainer: built by `build_trainer`, or by hand and then `prepare`d.
+        settings: the run that the trainer is meant to be.
+
+    Raises:
+        LabError: names the first fault found, and what to change.
+    """
+    _check_trainable(trainer.model)
+    _check_four_bit(trainer.model, settings)
+    _check_sampling(trainer, settings)
+    _check_lengths(trainer, settings)
+    if trainer.args.eval_strategy != "no":
+        raise LabError(
+            "This trainer would evaluate during training, but TRL evaluates "
+            "by sampling at the training temperature, and that is no "
+            "accuracy. Leave eval_strategy at 'no' and use "
+            "grpo_lab.evaluation, which decodes greedily."
+        )
+
+
+def _check_trainable(model: PreTrainedModel) -> None:
+    trainable = {
+        name: parameter.dtype
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    }
+    if not trainable or any("lora_" not in name for name in trainable):
+        raise LabError(
+            f"This trainer would train {len(trainable)} tensors that are not "
+            "all adapters. Give it peft_config=lora_config(settings) and a "
+            "base model without adapters."
+        )
+    low = [n for n, dtype in trainable.items() if dtype != torch.float32]
+    if low:
+        raise LabError(
+            f"{len(low)} adapter tensors are in 16 bit, where a small "
+            "learning rate is rounded away. Call training.prepare(trainer) "
+            "after you have built the trainer and before train()."
+        )
+
+
+def _check_four_bit(model: PreTrainedModel, settings: RunSettings) -> None:
+    quantised = [
+        module
+        for module in model.modules()
+        if type(module).__name__ == "Linear4bit"
+    ]
+    if settings.load_in_4bit != bool(quantised):
+        wanted = "in 4 bit" if settings.load_in_4bit else "unquantised"
+        raise LabError(
+            f"The settings ask for a base model {wanted}, but the one that "
+            "was loaded is not. Load it with models.load_policy(name, "
+            f"load_in_4bit={settings.load_in_4bit})."
+        )
+    # On such CPUs one forward pass in eval mode repacks the weights for
+    # inference, and from then on no gradient passes through them.
+    if any(
+        getattr(module, "support_avx512bf16_for_cpu", False)
+        for module in quantised
+    ):
+        raise LabError(
+            "On this CPU a 4-bit layer stops passing gradients after its "
+            "first forward pass in eval mode. Load the model with "
+            "models.load_policy, which switches that off."
+        )
+
+
+def _check_sampling(trainer: GRPOTrainer, settings: RunSettings) -> None:
+    in_force = trainer.generation_config
+    expected = {
+        "temperature": settings.temperature,
+        "top_p": settings.top_p,
+        "top_k": settings.top_k,
+        "min_p": None,
+        "repetition_penalty": 1.0,
+        "max_new_tokens": settings.max_completion_length,
+        "do_sample": True,
+    }
+    own = trainer.model.generation_config.to_diff_dict()
+    for name, value in expected.items():
+        found = getattr(in_force, name)
+        if found != value or (name in own and own[name] != value):
+            raise LabError(
+                f"The rollouts would use {name}={own.get(name, found)} "
+                f"instead of {value}: the model's own generation config "
+                "wins. Call training.keep_sampling_ours(model) before you "
+                "build the trainer."
+            )
+
+
+def _check_lengths(trainer: GRPOTrainer, settings: RunSettings) -> None:
+    """The longest prompt and a full completion must fit the context."""
+    context = trainer.model.config.max_position_embeddings
+    prompts = trainer.processing_class.apply_chat_template(
+        trainer.train_dataset["prompt"],
+        add_generation_prompt=True,
+        return_dict=True,
+    )["input_ids"]
+    longest = max(len(ids) for ids in prompts)
+    if longest + settings.max_completion_length > context:
+        raise LabError(
+            f"The longest prompt has {longest} tokens, and with "
+            f"MAX_COMPLETION_LENGTH = {settings.max_completion_length} that "
+            f"is more than the model's context of {context}. Type "
+            f"MAX_COMPLETION_LENGTH = {max(1, context - longest)} or less."
+        )
+
+
+class AdapterGuard(TrainerCallback):
+    """Stops a run whose adapters do not move although they should.
+
+    A wrong dtype, a repacked 4-bit layer or a frozen tensor lets training go
+    on without an error and without learning. At the first optimiser step
+    that has a learning rate above 0 and any gradient at all, every layer
+    that carries an adapter must change.
+    """
+
+    def __init__(self) -> None:
+        self.before: dict[str, list[torch.Tensor]] = {}
+        self.done = False
+
+    def on_pre_optimizer_step(
+        self, args, state, control, model=None, optimizer=None, **kwargs
+    ) -> None:
+        """Remember the adapters, if this step ought to change them."""
+        if self.done:
+            return
+        layers = adapter_layers(model)
+        silent = [
+            name
+            for name, tensors in layers.items()
+            if all(tensor.grad is None for tensor in tensors)
+        ]
+        if silent:
+            raise LabError(_not_learning("have no gradient", silent))
+        has_rate = any(group["lr"] > 0 for group in optimizer.param_groups)
+        has_gradient = any(
+            tensor.grad is not None and tensor.grad.any()
+            for tensors in layers.values()
+            for tensor in tensors
+        )
+        if has_rate and has_gradient:
+            self.before = {
+                name: [tensor.detach().clone() for tensor in tensors]
+                for name, tensors in layers.items()
+            }
+
+    def on_optimizer_step(
+        self, args, state, control, model=None, **kwargs
+    ) -> None:
+        """Compare with what was remembered."""
+        if self.done or not self.before:
+            return
+        still = [
+            name
+            for name, tensors in adapter_layers(model).items()
+            if all(
+                torch.equal(old, new)
+                for old, new in zip(self.before[name], tensors, strict=True)
+            )
+        ]
+        if still:
+            raise LabError(_not_learning("did not change", still))
+        self.before, self.done = {}, True
+
+
+def _not_learning(what: str, layers: list[str]) -> str:
+    return (
+        f"The adapters of {len(layers)} layers {what} in an optimiser step "
+        f"that should have trained them ({layers[0]}, ...), so this run "
+        "would learn nothing. Load the model with models.load_policy and "
+        "build the trainer with training.build_trainer; if you did, see "
+        "'The adapters do not change' in TROUBLESHOOTING.md."
+    )
+
+
+def adapter_layers(model: PreTrainedModel) -> dict[str, list[torch.Tensor]]:
+    """The trainable tensors of each layer that carries an adapter."""
+    layers: dict[str, list[torch.Tensor]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            layers.setdefault(name.split(".lora_")[0], []).append(parameter)
+    return layers
+
+
+class Recorder(TrainerCallback):
+    """Writes each step to `metrics.csv` and TensorBoard, and stops on NaN.
+
+    Also marks each checkpoint that was written to its end, so that a resume
+    never starts from half of one.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        rewards: Sequence[Callable],
+        progress: Progress | None,
+    ) -> None:
+        self.path = Path(run_dir) / "metrics.csv"
+        self.board_dir = Path(run_dir) / "tensorboard"
+        self.names = dict(METRICS)
+        for reward in rewards:
+            name = reward.__name__
+            self.names[name] = f"rewards/{name}/mean"
+        self.columns = ["step", *self.names, "seconds", "memory_gib"]
+        self.progress = progress
+        self.started = 0.0
+
+    def on_train_begin(self, args, state, control, **kwargs) -> None:
+        """Start the files, or go on where the checkpoint left off."""
+        kept = [
+            row
+            for row in read_metrics(self.path)
+            if row["step"] <= state.global_step
+        ]
+        # A killed run may have logged a step that no checkpoint holds: it
+        # will be done again, so its row must not stand twice.
+        write_whole(self.path, _csv_text(self.columns, kept))
+        self.board = SummaryWriter(
+            str(self.board_dir), purge_step=state.global_step + 1
+        )
+
+    def on_step_begin(self, args, state, control, **kwargs) -> None:
+        """Start the clock of the step."""
+        self.started = time.monotonic()
+
+    def on_log(self, args, state, control, logs=None, **kwargs) -> None:
+        """Write one row; the summary at the end of training is no row."""
+        if "reward" not in logs:
+            return
+        row = {"step": state.global_step}
+        row |= {name: logs.get(key) for name, key in self.names.items()}
+        row["seconds"] = round(time.monotonic() - self.started, 3)
+        row["memory_gib"] = round(memory_in_use(), 3)
+        self._stop_on_nan(row, args.fp16)
+        with self.path.open("a", newline="") as file:
+            csv.DictWriter(file, self.columns).writerow(row)
+        for name, value in row.items():
+            if value is not None:
+                self.board.add_scalar(f"train/{name}", value, row["step"])
+        if self.progress:
+            self.progress(state.global_step, state.max_steps, row)
+
+    def on_save(self, args, state, control, **kwargs) -> None:
+        """Mark the checkpoint that has just been written."""
+        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        (folder / COMPLETE).touch()
+
+    def on_train_end(self, args, state, control, **kwargs) -> None:
+        """Flush TensorBoard."""
+        self.board.close()
+
+    def _stop_on_nan(self, row: dict, fp16: bool) -> None:
+        watched = ["reward", "loss"] + ([] if fp16 else ["grad_norm"])
+        for name in watched:
+            value = row[name]
+            if value is None or not math.isfinite(value):
+                raise LabError(
+                    f"The {name} of step {row['step']} is {value}, so every "
+                    "later step would be lost. A learning rate that is too "
+                    "high is the usual cause, a reward function that "
+                    "returns no number the other: lower LEARNING_RATES, or "
+                    "test the reward on a few completions."
+                )
+
+
+def memory_in_use() -> float:
+    """GiB: the GPU's peak so far, or what this process holds on a CPU."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / 2**30
+    return psutil.Process().memory_info().rss / 2**30
+
+
+def read_metrics(path: Path) -> list[dict]:
+    """The rows of a `metrics.csv`, numbers as numbers; [] if none.
+
+    A last line that a kill cut short is left out.
+    """
+    if not Path(path).is_file():
+        return []
+    with Path(path).open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    parsed = []
+    for row in rows:
+        try:
+            numbers = {k: float(v) if v else None for k, v in row.items()}
+        except (TypeError, ValueError):
+            break
+        parsed.append({**numbers, "step": int(numbers["step"])})
+    return parsed
+
+
+def _csv_text(columns: list[str], rows: list[dict]) -> str:
+    lines = [",".join(columns)]
+    for row in rows:
+        cells = [row.get(column) for column in columns]
+        lines.append(",".join("" if c is None else str(c) for c in cells))
+    return "\r\n".join(lines) + "\r\n"
+
+
+def last_checkpoint(run_dir: Path) -> Path | None:
+    """The newest checkpoint that was written to its end, if any."""
+    complete = [
+        folder
+        for folder in Path(run_dir).glob("checkpoint-*")
+        if (folder / COMPLETE).exists()
+    ]
+    return max(
+        complete,
+        key=lambda folder: int(folder.name.split("-")[1]),
+        default=None,
+    )
