@@ -1,0 +1,601 @@
+"""Many runs: plan them, run them, survive a crash, compare them.
+
+    output_dir/
+      grid.json                 what all runs share: data, rewards, evaluation
+      base/MODEL/evaluation.json    the base model, before any training
+      runs/NAME/
+        settings.json           everything that determined the run
+        environment.json        versions, processor, times
+        metrics.csv             a row for each optimiser step
+        tensorboard/            the same, for TensorBoard
+        completions/            what the policy wrote, with its rewards
+        checkpoint-N/           to go on after a crash
+        adapter/                the result, as safetensors
+        evaluation.json         its answers to the held-out questions
+        result.json             written last: done, or failed and why
+
+A run's directory is named after its settings and a hash of everything that
+determines it, so that a changed setting, data set or reward function is
+another run and never reuses an old result. Running a grid again skips what
+is done and goes on with what is not.
+"""
+
+import contextlib
+import functools
+import gc
+import hashlib
+import importlib.metadata
+import inspect
+import itertools
+import json
+import platform
+import shutil
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
+
+import filelock
+import pandas as pd
+import torch
+
+from grpo_lab import evaluation, models, training
+from grpo_lab.data import Splits
+from grpo_lab.errors import LabError
+from grpo_lab.evaluation import Evaluation
+from grpo_lab.files import read_json, write_json
+from grpo_lab.profiles import RunSettings
+
+LIBRARIES = (
+    "torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes",
+    "datasets",
+)  # fmt: skip
+
+SPARE_GIB = 0.5
+"""Free disk space below which no run is started, beside its checkpoints."""
+
+Progress = Callable[[RunSettings, int, int, dict], None]
+"""Called after each step with the run, step, total steps, metrics row."""
+
+
+def expand(base: RunSettings, **choices: Sequence) -> list[RunSettings]:
+    """Every combination of some settings.
+
+    Args:
+        base: the values of all settings that are not varied.
+        choices: a list of values for each varied field of `RunSettings`.
+
+    Example:
+        >>> base = RunSettings(model="pocket-qwen", learning_rate=1e-3)
+        >>> runs = expand(base, learning_rate=[1e-3, 1e-4], beta=[0, 0.04])
+        >>> [(run.learning_rate, run.beta) for run in runs]
+        [(0.001, 0), (0.001, 0.04), (0.0001, 0), (0.0001, 0.04)]
+
+    Raises:
+        LabError: no such field, or a value that cannot train.
+    """
+    known = {field.name for field in fields(RunSettings)}
+    for name in choices:
+        if name not in known:
+            raise LabError(
+                f"A run has no setting {name!r}. Its settings are "
+                f"{', '.join(sorted(known))}."
+            )
+    return [
+        RunSettings(
+            **{**base.to_dict(), **dict(zip(choices, values, strict=True))}
+        )
+        for values in itertools.product(*choices.values())
+    ]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a grid, as its directory tells it.
+
+    Attributes:
+        settings: the run.
+        directory: where everything about it lies.
+        status: "done", "failed" or "unfinished".
+        reason: why it failed; else "".
+    """
+
+    settings: RunSettings
+    directory: Path
+    status: str
+    reason: str = ""
+
+    @cached_property
+    def metrics(self) -> pd.DataFrame:
+        """A row for each optimiser step; see `training.METRICS`."""
+        path = self.directory / "metrics.csv"
+        return pd.DataFrame(training.read_metrics(path))
+
+    @cached_property
+    def evaluation(self) -> Evaluation | None:
+        """Its answers to the held-out questions; None if not done."""
+        return Evaluation.load(self.directory / "evaluation.json")
+
+    @property
+    def seconds(self) -> float:
+        """Time of its optimiser steps, evaluation not counted."""
+        return self.metrics["seconds"].sum()
+
+    @property
+    def peak_memory_gib(self) -> float:
+        """Peak of GPU memory, or on a CPU of the process's memory."""
+        return self.metrics["memory_gib"].max()
+
+    @property
+    def adapter(self) -> Path:
+        """Folder of the trained adapter."""
+        return self.directory / "adapter"
+
+
+@dataclass(frozen=True)
+class Grid:
+    """All runs of a grid, and the base models that they started from."""
+
+    output_dir: Path
+    runs: tuple[Run, ...]
+    base: dict[str, Evaluation]
+
+    @property
+    def done(self) -> list[Run]:
+        """Finished runs, the best held-out accuracy first.
+
+        Between equal accuracies the one with more well-tagged answers, then
+        the shorter answers, come first.
+        """
+        finished = [run for run in self.runs if run.status == "done"]
+        return sorted(
+            finished,
+            key=lambda run: (
+                run.evaluation.correct,
+                run.evaluation.tagged_share,
+                -run.evaluation.mean_tokens,
+            ),
+            reverse=True,
+        )
+
+    @property
+    def failed(self) -> list[Run]:
+        """Runs that did not get to their end, mostly with an error."""
+        return [run for run in self.runs if run.status != "done"]
+
+    def raise_failures(self) -> None:
+        """Fail loudly, so that a headless notebook exits non-zero.
+
+        Raises:
+            LabError: at least one run failed; says which and why.
+        """
+        if self.failed:
+            told = " ".join(
+                f"{run.settings.name}: {run.reason}" for run in self.failed
+            )
+            raise LabError(
+                f"{len(self.failed)} of {len(self.runs)} runs failed. {told} "
+                "Put it right and run this again with the same OUTPUT_DIR: "
+                "finished runs are kept."
+            )
+
+    def leaderboard(self) -> pd.DataFrame:
+        """One row for each finished run, the best first.
+
+        Shares are 0 to 1; `low` and `high` bound 95 % intervals; `gain` is
+        the paired difference to the run's own base model, `p_value` from
+        the exact McNemar test; times in seconds, memory in GiB.
+        """
+        return pd.DataFrame([self._entry(run) for run in self.done])
+
+    def _entry(self, run: Run) -> dict:
+        base, after = self.base[run.settings.model], run.evaluation
+        gain = evaluation.compare(base, after)
+        return {
+            "model": run.settings.model,
+            "learning_rate": run.settings.learning_rate,
+            "before": base.accuracy,
+            "before_low": base.interval[0],
+            "before_high": base.interval[1],
+            "after": after.accuracy,
+            "after_low": after.interval[0],
+            "after_high": after.interval[1],
+            "gain": gain.difference,
+            "gain_low": gain.interval[0],
+            "gain_high": gain.interval[1],
+            "p_value": gain.p_value,
+            "tagged_before": base.tagged_share,
+            "tagged_after": after.tagged_share,
+            "truncated_after": after.truncated_share,
+            "tokens_after": after.mean_tokens,
+            "seconds": run.seconds,
+            "peak_memory_gib": run.peak_memory_gib,
+        }
+
+    def verdict(self) -> str:
+        """One honest sentence on whether the best run is really the best."""
+        if not self.done:
+            return "No run finished, so there is nothing to compare."
+        if len(self.done) == 1:
+            return "Only one run finished, so there is nothing to compare."
+        best, second = self.done[:2]
+        pair = evaluation.compare(second.evaluation, best.evaluation)
+        names = f"{best.settings.name} and {second.settings.name}"
+        counts = (
+            f"they answer {pair.gained + pair.lost} of {pair.total} "
+            f"questions differently, {pair.gained} to {pair.lost} "
+            f"(exact McNemar p = {pair.p_value:.2g})"
+        )
+        if pair.p_value >= 1 - evaluation.CONFIDENCE:
+            return (
+                f"The best two, {names}, can't be told apart on these "
+                f"questions: {counts}. Take either, or ask more questions."
+            )
+        return f"Of the best two, {names}, the first is better: {counts}."
+
+    def warnings(self) -> list[str]:
+        """What a reader should know before trusting a number."""
+        told = []
+        for run in self.done:
+            name, metrics = run.settings.name, run.metrics
+            cut = metrics["truncated_share"].mean()
+            if cut > 0.2:
+                told.append(
+                    f"{name}: {cut:.0%} of its completions were cut at "
+                    f"{run.settings.max_completion_length} tokens and "
+                    "earned little; raise MAX_COMPLETION_LENGTH."
+                )
+            idle = metrics["zero_spread_share"].mean()
+            if idle > 0.8:
+                told.append(
+                    f"{name}: in {idle:.0%} of its groups every completion "
+                    "earned the same, so they taught nothing; raise "
+                    "NUM_GENERATIONS or take easier or harder questions."
+                )
+        return told
+
+
+def run(
+    settings: Sequence[RunSettings],
+    splits: Splits,
+    rewards: Sequence[Callable],
+    output_dir: Path | str,
+    eval_batch_size: int = 50,
+    progress: Progress | None = None,
+) -> Grid:
+    """Run a grid; skip what is done, go on with what was interrupted.
+
+    A run that fails is recorded with its reason and the others go on. See
+    `Grid.raise_failures`.
+
+    Args:
+        settings: the runs; equal ones are refused.
+        splits: training and held-out questions; see `grpo_lab.data`.
+        rewards: reward functions with TRL's signature.
+        output_dir: the grid's directory; made if missing.
+        eval_batch_size: held-out questions answered at once.
+        progress: called after each optimiser step.
+
+    Raises:
+        LabError: before anything is trained, if the directory belongs to
+            another grid or is in use, or the disk is full.
+    """
+    output_dir = Path(output_dir)
+    shared = _shared(splits, rewards)
+    directories = _directories(output_dir, settings, shared)
+    with _claim(output_dir, shared, directories):
+        for one, directory in zip(settings, directories, strict=True):
+            if _status(directory)["status"] == "done":
+                continue
+            write_json(
+                directory / "settings.json",
+                {"settings": one.to_dict(), **shared},
+            )
+            _run_one(
+                one, directory, splits, rewards, eval_batch_size, progress
+            )
+            _free_memory()
+    return load(output_dir, settings, splits, rewards)
+
+
+def load(
+    output_dir: Path | str,
+    settings: Sequence[RunSettings],
+    splits: Splits,
+    rewards: Sequence[Callable],
+) -> Grid:
+    """Read a grid back from its directory, without running anything."""
+    output_dir = Path(output_dir)
+    directories = _directories(output_dir, settings, _shared(splits, rewards))
+    runs = tuple(
+        Run(one, directory, **_status(directory))
+        for one, directory in zip(settings, directories, strict=True)
+    )
+    base = {}
+    for one, directory in zip(settings, directories, strict=True):
+        found = Evaluation.load(_base_path(directory, one))
+        if found:
+            base[one.model] = found
+    return Grid(output_dir, runs, base)
+
+
+def estimates(
+    settings: Sequence[RunSettings], train_rows: int, prompt_tokens: int
+) -> pd.DataFrame:
+    """What each run will take, before it starts: steps, tokens, memory.
+
+    Memory is in GiB, estimated from the model's shape; see
+    `models.estimate_memory`.
+    """
+    rows = []
+    for one in settings:
+        steps = one.steps(train_rows)
+        memory = models.estimate_memory(
+            models.entry(one.model), one, prompt_tokens
+        )
+        rows.append(
+            {
+                "model": one.model,
+                "learning_rate": one.learning_rate,
+                "steps": steps,
+                "prompts_per_step": one.prompts_per_step,
+                "completions": steps * one.completions_per_step,
+                "max_tokens": one.max_completion_length,
+                "memory_gib": memory.total,
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def reward_fingerprint(rewards: Sequence[Callable]) -> str:
+    """Hash of the rewards' source, and of the package that grades answers.
+
+    A function from a package counts with every module of that package,
+    since its helpers decide what it pays; one from a notebook counts with
+    its own text.
+    """
+    digest = hashlib.sha256()
+    for function in [*rewards, evaluation.is_correct]:
+        digest.update(f"{function.__module__}.{function.__name__}".encode())
+        for text in _sources(function):
+            digest.update(text.encode())
+    return digest.hexdigest()
+
+
+def _sources(function: Callable) -> list[str]:
+    package = inspect.getmodule(function)
+    file = getattr(package, "__file__", None)
+    if file is None or "." not in function.__module__:
+        return [inspect.getsource(function)]
+    folder = Path(file).parent
+    return [path.read_text() for path in sorted(folder.glob("*.py"))]
+
+
+def _shared(splits: Splits, rewards: Sequence[Callable]) -> dict:
+    """What all runs of a grid have in common, and what tells grids apart."""
+    return {
+        "data": splits.source,
+        "data_fingerprint": splits.fingerprint,
+        "train_rows": len(splits.train),
+        "eval_rows": len(splits.eval),
+        "rewards": [reward.__name__ for reward in rewards],
+        "reward_fingerprint": reward_fingerprint(rewards),
+        "reading": evaluation.READING,
+    }
+
+
+def _hash(value: object) -> str:
+    text = json.dumps(value, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def _directories(
+    output_dir: Path, settings: Sequence[RunSettings], shared: dict
+) -> list[Path]:
+    directories = []
+    for one in settings:
+        short = one.model.rstrip("/").split("/")[-1]
+        name = f"{short}_lr{one.learning_rate:g}"
+        code = _hash({**one.to_dict(), **shared})
+        directories.append(output_dir / "runs" / f"{name}_{code}")
+    if len(set(directories)) < len(directories):
+        raise LabError(
+            "Two runs of this grid have the same settings, so one of them "
+            "would learn nothing new. Name each model and learning rate "
+            "once."
+        )
+    return directories
+
+
+def _base_path(directory: Path, settings: RunSettings) -> Path:
+    """Where the evaluation of a run's base model is kept.
+
+    It depends on the model, its precision and the length of the answers;
+    the data and the reading are the grid's.
+    """
+    short = settings.model.rstrip("/").split("/")[-1]
+    code = _hash(
+        [
+            settings.model,
+            settings.load_in_4bit,
+            settings.max_completion_length,
+        ]
+    )
+    base = directory.parent.parent / "base"
+    return base / f"{short}_{code}" / "evaluation.json"
+
+
+@contextlib.contextmanager
+def _claim(
+    output_dir: Path, shared: dict, directories: Sequence[Path]
+) -> Iterator[None]:
+    """Hold a grid's directory for one process, if it may be used at all."""
+    _refuse_strange(output_dir, shared, directories)
+    _refuse_full_disk(output_dir)
+    try:
+        output_dir.mkdir(parents=True, exist_ok=True)
+        lock = filelock.FileLock(output_dir / "grid.lock", timeout=0)
+        with lock:
+            write_json(output_dir / "grid.json", shared)
+            yield
+    except filelock.Timeout:
+        raise LabError(
+            f"Another process is running a grid in {output_dir} right now, "
+            "and two would write over each other. Wait for it, stop it, or "
+            "choose another OUTPUT_DIR."
+        ) from None
+
+
+def _refuse_strange(
+    output_dir: Path, shared: dict, directories: Sequence[Path]
+) -> None:
+    found = read_json(output_dir / "grid.json")
+    if found is None:
+        inside = output_dir.iterdir() if output_dir.exists() else []
+        if any(not path.name.startswith("grid.") for path in inside):
+            raise LabError(
+                f"{output_dir} holds files that are not of a grid, and "
+                "nothing is written among them. Choose another OUTPUT_DIR, "
+                "an empty or a new one."
+            )
+        return
+    differs = sorted(key for key in shared if found.get(key) != shared[key])
+    if differs:
+        raise LabError(
+            f"{output_dir} belongs to another grid: it differs in "
+            f"{', '.join(differs)}. Its results are left alone. Choose "
+            "another OUTPUT_DIR, or set those values back to go on with it."
+        )
+    there = list((output_dir / "runs").glob("*"))
+    if there and not set(there) & set(directories):
+        names = ", ".join(path.name for path in there)
+        raise LabError(
+            f"{output_dir} belongs to another grid: none of its runs "
+            f"({names}) has the settings of this one. Its results are left "
+            "alone. Choose another OUTPUT_DIR, or set the parameters back "
+            "to go on with it."
+        )
+
+
+def _refuse_full_disk(output_dir: Path) -> None:
+    existing = next(
+        path
+        for path in (output_dir, *output_dir.absolute().parents)
+        if path.exists()
+    )
+    free = shutil.disk_usage(existing).free / 2**30
+    if free < SPARE_GIB:
+        raise LabError(
+            f"There are {free:.2f} GiB left on the disk of {output_dir}, "
+            f"but checkpoints need at least {SPARE_GIB} GiB. Free some "
+            "space or choose another OUTPUT_DIR."
+        )
+
+
+def _status(directory: Path) -> dict:
+    found = read_json(directory / "result.json")
+    return found or {"status": "unfinished"}
+
+
+def _run_one(
+    settings: RunSettings,
+    directory: Path,
+    splits: Splits,
+    rewards: Sequence[Callable],
+    eval_batch_size: int,
+    progress: Progress | None,
+) -> None:
+    """One run from start to result, or to the reason why it failed."""
+    (directory / "result.json").unlink(missing_ok=True)
+    result = {"status": "done"}
+    try:
+        _note_environment(directory)
+        _train_and_evaluate(
+            settings, directory, splits, rewards, eval_batch_size, progress
+        )
+    except Exception as error:
+        result = {"status": "failed", "reason": _reason(error)}
+        with contextlib.suppress(OSError):  # a full disk takes no more text
+            (directory / "error.txt").write_text(traceback.format_exc())
+    write_json(directory / "result.json", result)
+
+
+def _train_and_evaluate(
+    settings: RunSettings,
+    directory: Path,
+    splits: Splits,
+    rewards: Sequence[Callable],
+    eval_batch_size: int,
+    progress: Progress | None,
+) -> None:
+    _refuse_full_disk(directory)
+    model, tokenizer = models.load_policy(
+        settings.model, settings.load_in_4bit
+    )
+
+    def evaluate(policy: torch.nn.Module, path: Path) -> None:
+        evaluation.evaluate(
+            policy, tokenizer, splits.eval,
+            settings.max_completion_length, eval_batch_size,
+        ).save(path)  # fmt: skip
+
+    base_path = _base_path(directory, settings)
+    if not base_path.exists():
+        evaluate(model, base_path)
+    trainer = training.build_trainer(
+        settings, splits.train, rewards, directory, model, tokenizer,
+        progress and functools.partial(progress, settings),
+    )  # fmt: skip
+    checkpoint = training.last_checkpoint(directory)
+    trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
+    trainer.model.save_pretrained(directory / "adapter")
+    evaluate(trainer.model, directory / "evaluation.json")
+
+
+def _note_environment(directory: Path) -> None:
+    """Add this start of a run to the list in `environment.json`."""
+    starts = read_json(directory / "environment.json") or []
+    starts.append(
+        {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "python": platform.python_version(),
+            "versions": {
+                name: importlib.metadata.version(name) for name in LIBRARIES
+            },
+            "device": models.device_memory().name,
+            "threads": torch.get_num_threads(),
+        }
+    )
+    write_json(directory / "environment.json", starts)
+
+
+def _reason(error: Exception) -> str:
+    """One paragraph for a learner; the traceback is in `error.txt`."""
+    if isinstance(error, LabError):
+        return str(error)
+    if isinstance(error, torch.OutOfMemoryError):
+        return (
+            "The GPU's memory was not enough. Lower MICRO_BATCH first, then "
+            "MAX_COMPLETION_LENGTH, then take a smaller model."
+        )
+    text = str(error)
+    if "No space left" in text:
+        return (
+            "The disk is full. Free some space and run this again with the "
+            "same OUTPUT_DIR: it goes on from its last checkpoint."
+        )
+    first_line = text.splitlines()[0] if text else "no message"
+    return (
+        f"{type(error).__name__}: {first_line}. The full traceback is in "
+        "error.txt in the run's directory."
+    )
+
+
+def _free_memory() -> None:
+    """Give back what a finished run held, before the next one loads."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
