@@ -140,14 +140,16 @@ def last_box(text):
     >>> last_box(r"first \boxed{1}, then \boxed{\frac{1}{2}} in a \boxed form")
     (22, '\\frac{1}{2}')
     """
-    open_braces = []  # for each open brace: the match that opened it
+    open_braces = []  # for each open brace: where a box begins, or None
     last = None
     for brace in _BRACE.finditer(text):
         if brace[0] == "}" and open_braces:
             opener = open_braces.pop()
-            if opener[0] != "{":
+            if opener:
                 last = opener, brace
-        elif brace[0].endswith("{") and brace[0] != r"\{":
+        elif brace[0] == "{":
+            open_braces.append(None)
+        elif brace[0][:2] in (r"\b", r"\f"):
             open_braces.append(brace)
     if last is None:
         return None

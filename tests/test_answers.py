@@ -298,15 +298,15 @@ def test_the_callers_alarm_survives():
 def test_time_grows_no_faster_than_the_text(unit):
     def seconds(length):
         text = unit * (length // len(unit))
-        starts = [time.perf_counter()]
+        starts = [time.process_time()]
         for _ in range(3):
             is_correct(text, "7", "flexible")
             is_correct(f"<answer>{text}</answer>", "7")
-            starts.append(time.perf_counter())
+            starts.append(time.process_time())
         return min(b - a for a, b in zip(starts, starts[1:], strict=False))
 
     # 16 times the text: 16 times the time if linear, 256 if quadratic.
-    assert seconds(64_000) < 80 * seconds(4_000)
+    assert seconds(128_000) < 80 * seconds(8_000)
 
 
 # --- the grader on real data ---------------------------------------------
