@@ -1,0 +1,319 @@
+"""The plots and tables that a lesson shows.
+
+Tables come as pandas Stylers, plots as matplotlib figures that are closed
+already, so that a notebook shows each exactly once. Colour tells the base
+model, line style the learning rate, and both are told in words as well.
+"""
+
+import html
+import time
+from collections.abc import Callable, Sequence
+from itertools import cycle
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from IPython.display import HTML, display
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from pandas.io.formats.style import Styler
+
+from grpo_lab.evaluation import Answer, Evaluation
+from grpo_lab.grid import Grid, Run
+from grpo_lab.profiles import RunSettings
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
+"""Of the models, in order; told apart by colour-blind readers (Okabe, Ito)."""
+
+LINES = ("-", "--", ":", "-.")
+"""Of the learning rates, the highest first."""
+
+SMOOTHING = 5
+"""Optimiser steps in the moving average of a curve."""
+
+HEALTH = {
+    "reward_std": "Spread of the reward (std)",
+    "zero_spread_share": "Groups without spread (share)",
+    "truncated_share": "Completions cut (share)",
+    "mean_length": "Length (tokens)",
+    "entropy": "Entropy of the policy (nats)",
+    "loss": "Loss (near 0 by construction)",
+}
+"""Panels of `health_curves`: columns of metrics.csv, and their titles."""
+
+
+def table(frame: pd.DataFrame, formats: dict | None = None) -> Styler:
+    """A table without index, text on the left, numbers on the right."""
+    text = [c for c in frame if frame[c].dtype.kind not in "iufb"]
+    return (
+        frame.style.hide(axis="index")
+        .format(formats or {}, na_rep="-")
+        .set_properties(subset=text, **{"text-align": "left"})
+        .set_table_styles(
+            [
+                {"selector": "th", "props": "text-align: left"},
+                {"selector": "td, th", "props": "padding: 3px 10px"},
+            ]
+        )
+    )
+
+
+def reward_table(
+    completions: dict[str, str], gold: str, rewards: Sequence[Callable]
+) -> Styler:
+    """What each reward function pays for some literal completions.
+
+    Args:
+        completions: a name for each completion, and its text.
+        gold: the gold answer of the one question they all answer.
+        rewards: reward functions with TRL's signature.
+
+    Returns:
+        A row for each completion: its name, its text, each reward, the sum.
+    """
+    texts = list(completions.values())
+    golds = [gold] * len(texts)
+    frame = pd.DataFrame({"completion": list(completions), "text": texts})
+    parts = [short_name(reward) for reward in rewards]
+    for part, reward in zip(parts, rewards, strict=True):
+        frame[part] = reward(texts, answer=golds)
+    frame["total"] = frame[parts].sum(axis=1)
+    styled = table(frame, {part: "{:.2f}" for part in [*parts, "total"]})
+    return styled.set_properties(
+        subset=["text"],
+        **{"white-space": "pre-wrap", "font-family": "monospace"},
+    ).background_gradient(subset=["total"], cmap="Greens", vmin=0, vmax=6)
+
+
+def short_name(reward: Callable | str) -> str:
+    """`strict_format_reward` as readers say it: `strict format`."""
+    name = reward if isinstance(reward, str) else reward.__name__
+    return name.removesuffix("_reward").replace("_", " ")
+
+
+def grid_table(estimates: pd.DataFrame) -> Styler:
+    """The runs of a grid before they start; see `grid.estimates`."""
+    return table(estimates, {"learning_rate": "{:g}", "memory_gib": "{:.2f}"})
+
+
+class LiveTable:
+    """A table of all runs that fills in while the grid runs.
+
+    Give its `update` to `grid.run` as `progress`. Redraws at most once a
+    second, in one output of the notebook; rewards are means over the last
+    `SMOOTHING` steps.
+    """
+
+    def __init__(
+        self, settings: Sequence[RunSettings], rewards: Sequence[Callable]
+    ) -> None:
+        self.parts = [reward.__name__ for reward in rewards]
+        self.rows = {one.name: [] for one in settings}
+        self.totals = dict.fromkeys(self.rows, 0)
+        self.drawn = 0.0
+        self.handle = display(HTML(self._html()), display_id=True)
+
+    def update(
+        self, settings: RunSettings, step: int, total: int, row: dict
+    ) -> None:
+        """Take in one optimiser step of one run."""
+        self.rows[settings.name].append(row)
+        self.totals[settings.name] = total
+        if step == total or time.monotonic() - self.drawn > 1:
+            self.drawn = time.monotonic()
+            self.handle.update(HTML(self._html()))
+
+    def _html(self) -> str:
+        names = [short_name(part) for part in self.parts]
+        heads = ["run", "step", "reward", *names, "no spread", "cut", "left"]
+        body = "".join(self._row(name) for name in self.rows)
+        head = "".join(f"<th>{head}</th>" for head in heads)
+        return f"<table><tr>{head}</tr>{body}</table>"
+
+    def _row(self, name: str) -> str:
+        rows, total = self.rows[name], self.totals[name]
+        if not rows:
+            return f"<tr><td>{html.escape(name)}</td><td>waits</td></tr>"
+        recent = pd.DataFrame(rows[-SMOOTHING:]).mean(numeric_only=True)
+        step = rows[-1]["step"]
+        bar = f"<progress value={step} max={total}></progress>"
+        left = (total - step) * recent["seconds"]
+        cells = [
+            html.escape(name),
+            f"{bar} {step}/{total}",
+            f"<b>{recent['reward']:.2f}</b>",
+            *(f"{recent[part]:.2f}" for part in self.parts),
+            f"{recent['zero_spread_share']:.0%}",
+            f"{recent['truncated_share']:.0%}",
+            f"{left:.0f} s" if left else "done",
+        ]
+        return "<tr>" + "".join(f"<td>{c}</td>" for c in cells) + "</tr>"
+
+
+def reward_curves(grid: Grid, rewards: Sequence[Callable]) -> Figure:
+    """The reward of every run over its steps: the sum, then each part."""
+    panels = {"reward": "Reward (sum of the parts)"}
+    panels |= {r.__name__: short_name(r).capitalize() for r in rewards}
+    return _curves(grid, panels)
+
+
+def health_curves(grid: Grid) -> Figure:
+    """Whether training is healthy: spread, truncation, length, and so on."""
+    return _curves(grid, HEALTH)
+
+
+def _curves(grid: Grid, panels: dict[str, str]) -> Figure:
+    height = -(-len(panels) // 3)
+    figure, axes = plt.subplots(
+        height, 3, figsize=(10, 2.5 * height + 0.5), layout="constrained"
+    )
+    styles = run_styles([run.settings for run in grid.runs])
+    runs = [run for run in grid.runs if len(run.metrics)]
+    for axis, (column, title) in zip(axes.flat, panels.items(), strict=False):
+        for run in runs:
+            _curve(axis, run, column, styles[run.settings.name])
+        axis.set_title(title, fontsize=10)
+        axis.grid(alpha=0.3)
+        axis.set_xlabel("step", fontsize=8)
+        axis.tick_params(labelsize=8)
+    for axis in list(axes.flat)[len(panels) :]:
+        axis.axis("off")
+    handles, labels = axes.flat[0].get_legend_handles_labels()
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=2, fontsize=9
+    )
+    plt.close(figure)
+    return figure
+
+
+def _curve(axis: Axes, run: Run, column: str, style: dict) -> None:
+    metrics = run.metrics
+    smooth = metrics[column].rolling(SMOOTHING, min_periods=1).mean()
+    axis.plot(metrics["step"], metrics[column], alpha=0.15, **style)
+    axis.plot(metrics["step"], smooth, label=run.settings.name, **style)
+
+
+def run_styles(settings: Sequence[RunSettings]) -> dict[str, dict]:
+    """Colour by model, line style by learning rate, for each run's name."""
+    models = list(dict.fromkeys(one.model for one in settings))
+    rates = sorted({one.learning_rate for one in settings}, reverse=True)
+    colours = dict(zip(models, cycle(COLOURS), strict=False))
+    lines = dict(zip(rates, cycle(LINES), strict=False))
+    return {
+        one.name: {
+            "color": colours[one.model],
+            "linestyle": lines[one.learning_rate],
+        }
+        for one in settings
+    }
+
+
+def leaderboard_table(leaderboard: pd.DataFrame) -> Styler:
+    """The leaderboard in words and percents, the best run first."""
+    return table(leaderboard_text(leaderboard))
+
+
+def leaderboard_text(leaderboard: pd.DataFrame) -> pd.DataFrame:
+    """`Grid.leaderboard` with intervals and units written out."""
+    rows = leaderboard.to_dict("records")
+    return pd.DataFrame(
+        [
+            {
+                "model": row["model"],
+                "learning rate": f"{row['learning_rate']:g}",
+                "before": _percent(row, "before"),
+                "after": _percent(row, "after"),
+                "gain in points": _points(row),
+                "p": f"{row['p_value']:.1g}",
+                "well tagged": (
+                    f"{row['tagged_before']:.0%} to {row['tagged_after']:.0%}"
+                ),
+                "cut": f"{row['truncated_after']:.0%}",
+                "time": f"{row['seconds']:.0f} s",
+                "peak memory": f"{row['peak_memory_gib']:.1f} GiB",
+            }
+            for row in rows
+        ]
+    )
+
+
+def _percent(row: dict, name: str) -> str:
+    low, high = 100 * row[f"{name}_low"], 100 * row[f"{name}_high"]
+    return f"{row[name]:.1%} [{low:.0f}, {high:.0f}]"
+
+
+def _points(row: dict) -> str:
+    low, high = 100 * row["gain_low"], 100 * row["gain_high"]
+    return f"{100 * row['gain']:+.1f} [{low:+.0f}, {high:+.0f}]"
+
+
+def leaderboard_figure(leaderboard: pd.DataFrame) -> Figure:
+    """Accuracy before and after each run, with 95 % intervals."""
+    count = len(leaderboard)
+    figure, axis = plt.subplots(
+        figsize=(10, 0.55 * count + 1.1), layout="constrained"
+    )
+    for at, row in enumerate(leaderboard.to_dict("records")):
+        y = count - 1 - at
+        for name, colour, shift in (
+            ("before", "#888888", 0.12),
+            ("after", COLOURS[0], -0.12),
+        ):
+            axis.errorbar(
+                row[name],
+                y + shift,
+                xerr=[
+                    [row[name] - row[f"{name}_low"]],
+                    [row[f"{name}_high"] - row[name]],
+                ],
+                fmt="o",
+                color=colour,
+                capsize=3,
+                label=name if at == 0 else None,
+            )
+    names = [
+        f"{row.model.split('/')[-1]}  lr={row.learning_rate:g}"
+        for row in leaderboard.itertuples()
+    ]
+    axis.set_yticks(range(count - 1, -1, -1), names)
+    axis.set_xlim(0, 1)
+    axis.set_xlabel("greedy held-out accuracy, with 95 % intervals")
+    axis.xaxis.set_major_formatter(lambda x, _: f"{x:.0%}")
+    axis.grid(alpha=0.3, axis="x")
+    axis.legend(loc="best")
+    plt.close(figure)
+    return figure
+
+
+def answers_table(
+    before: Evaluation, after: Evaluation, count: int = 3
+) -> Styler:
+    """Some questions, answered before and after training.
+
+    Takes the first question that training turned from wrong to right, the
+    first that it turned from right to wrong, if any, then others in order.
+    """
+    pairs = list(zip(before.answers, after.answers, strict=True))
+    gained = [p for p in pairs if p[1].correct and not p[0].correct][:1]
+    lost = [p for p in pairs if p[0].correct and not p[1].correct][:1]
+    shown = gained + lost
+    shown += [p for p in pairs if p not in shown][: count - len(shown)]
+    frame = pd.DataFrame(
+        [
+            {
+                "question": one.question,
+                "gold": one.gold.split("####")[-1].strip(),
+                "before": _verdict(one),
+                "after": _verdict(two),
+            }
+            for one, two in shown[:count]
+        ]
+    )
+    return table(frame).set_properties(
+        subset=["question", "before", "after"],
+        **{"white-space": "pre-wrap", "vertical-align": "top"},
+    )
+
+
+def _verdict(answer: Answer) -> str:
+    verdict = "RIGHT" if answer.correct else "WRONG"
+    return f"{answer.text}\n[{verdict}]"
