@@ -254,12 +254,12 @@ def test_a_kernel_that_dies_is_a_failed_lesson(tmp_path):
 
 
 def test_the_time_limit_ends_the_kernel_and_its_children(tmp_path):
-    process = start(tmp_path, lesson(tmp_path, ENDLESS), "--time-limit", 8)
+    process = start(tmp_path, lesson(tmp_path, ENDLESS), "--time-limit", 12)
     child = int(appears(tmp_path / "child.pid"))
     kernel = psutil.Process(child).ppid()
     _, err = process.communicate(timeout=60)
     assert process.returncode == 124
-    assert "limit of 8 s" in err and "--time-limit" in err
+    assert "limit of 12 s" in err and "--time-limit" in err
     assert not is_alive(child) and not is_alive(kernel)
     assert "waiting" in shown(tmp_path / "runs/01_tiny-001/01_tiny.ipynb")
 
