@@ -174,7 +174,7 @@ def generate(
         cut at the limit.
     """
     inputs = tokenizer.apply_chat_template(
-        prompts,
+        list(prompts),
         add_generation_prompt=True,
         padding=True,
         return_tensors="pt",

@@ -24,11 +24,9 @@ import contextlib
 import functools
 import gc
 import hashlib
-import importlib.metadata
 import inspect
 import itertools
 import json
-import platform
 import shutil
 import time
 import traceback
@@ -41,17 +39,12 @@ import filelock
 import pandas as pd
 import torch
 
-from grpo_lab import evaluation, models, training
+from grpo_lab import environment, evaluation, models, training
 from grpo_lab.data import Splits
 from grpo_lab.errors import LabError
 from grpo_lab.evaluation import Evaluation
 from grpo_lab.files import read_json, write_json
 from grpo_lab.profiles import RunSettings
-
-LIBRARIES = (
-    "torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes",
-    "datasets",
-)  # fmt: skip
 
 SPARE_GIB = 0.5
 """Free disk space below which no run is started, beside its checkpoints."""
@@ -548,8 +541,7 @@ def _train_and_evaluate(
         settings, splits.train, rewards, directory, model, tokenizer,
         progress and functools.partial(progress, settings),
     )  # fmt: skip
-    checkpoint = training.last_checkpoint(directory)
-    trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
+    training.train(trainer)
     trainer.model.save_pretrained(directory / "adapter")
     evaluate(trainer.model, directory / "evaluation.json")
 
@@ -560,10 +552,7 @@ def _note_environment(directory: Path) -> None:
     starts.append(
         {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            "python": platform.python_version(),
-            "versions": {
-                name: importlib.metadata.version(name) for name in LIBRARIES
-            },
+            "versions": environment.versions(),
             "device": models.device_memory().name,
             "threads": torch.get_num_threads(),
         }

@@ -8,6 +8,7 @@ teach nothing; the traps that they guard against are told beside each.
 import csv
 import math
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from transformers import (
     GenerationConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    PrinterCallback,
     TrainerCallback,
 )
 from trl import GRPOConfig, GRPOTrainer
@@ -191,6 +193,8 @@ def prepare(trainer: GRPOTrainer) -> None:
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
     trainer.add_callback(AdapterGuard())
+    # It prints every metric of every step; `metrics.csv` has them all.
+    trainer.remove_callback(PrinterCallback)
 
 
 def check(trainer: GRPOTrainer, settings: RunSettings) -> None:
@@ -290,7 +294,7 @@ def _check_lengths(trainer: GRPOTrainer, settings: RunSettings) -> None:
     """The longest prompt and a full completion must fit the context."""
     context = trainer.model.config.max_position_embeddings
     prompts = trainer.processing_class.apply_chat_template(
-        trainer.train_dataset["prompt"],
+        list(trainer.train_dataset["prompt"]),
         add_generation_prompt=True,
         return_dict=True,
     )["input_ids"]
@@ -494,6 +498,23 @@ def _csv_text(columns: list[str], rows: list[dict]) -> str:
         cells = [row.get(column) for column in columns]
         lines.append(",".join("" if c is None else str(c) for c in cells))
     return "\r\n".join(lines) + "\r\n"
+
+
+def train(trainer: GRPOTrainer) -> None:
+    """Train to the end, going on from the last whole checkpoint if any.
+
+    On a CPU the weights and metrics are bit for bit those of a run that was
+    never interrupted: a checkpoint holds adapter, optimiser, learning-rate
+    schedule and random state, and stands where new rollouts begin.
+
+    Args:
+        trainer: from `build_trainer`, with the same settings as before.
+    """
+    checkpoint = last_checkpoint(trainer.args.output_dir)
+    with warnings.catch_warnings():
+        # Renamed in transformers, still read under its old name by TRL.
+        warnings.filterwarnings("ignore", message=".*gradient_checkpointing")
+        trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
 
 
 def last_checkpoint(run_dir: Path) -> Path | None:

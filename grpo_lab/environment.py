@@ -1,0 +1,49 @@
+"""What a lesson runs on, and the quiet that its outputs need."""
+
+import importlib.metadata
+import logging
+import os
+import platform
+import warnings
+
+LIBRARIES = (
+    "torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes",
+    "datasets", "papermill",
+)  # fmt: skip
+
+
+def be_quiet() -> None:
+    """Switch off progress bars and notices that would bury the lesson.
+
+    Call it before the training libraries are imported. Errors still show.
+    """
+    # The Hub's client and TRL both count their users unless told not to.
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    # bitsandbytes offers to download a faster CPU kernel; code that comes
+    # from a hub at run time is not wanted here.
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", message=".*gradient_checkpointing")
+
+    from datasets.utils import logging as datasets_logging
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+    datasets_logging.disable_progress_bar()
+
+
+def versions() -> dict[str, str]:
+    """Version of Python and of each library that can change a result."""
+    found = {name: importlib.metadata.version(name) for name in LIBRARIES}
+    return {"python": platform.python_version(), **found}
+
+
+def describe() -> str:
+    """One line for the versions, one for the machine."""
+    from grpo_lab import models
+
+    device = models.device_memory()
+    numbers = ", ".join(f"{k} {v}" for k, v in versions().items())
+    return f"{numbers}\n{device.name}, {device.total:.1f} GiB of memory"
