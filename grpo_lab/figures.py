@@ -2,7 +2,7 @@
 
 Tables come as pandas Stylers, plots as matplotlib figures that are closed
 already, so that a notebook shows each exactly once. Colour tells the base
-model, line style the learning rate, and both are told in words as well.
+model, line style its runs apart, and both are told in words as well.
 """
 
 import html
@@ -19,13 +19,13 @@ from pandas.io.formats.style import Styler
 
 from grpo_lab.evaluation import Answer, Evaluation
 from grpo_lab.grid import Grid, Run
-from grpo_lab.profiles import RunSettings
+from grpo_lab.profiles import RunSettings, run_names
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
 """Of the models, in order; told apart by colour-blind readers (Okabe, Ito)."""
 
 LINES = ("-", "--", ":", "-.")
-"""Of the learning rates, the highest first."""
+"""Of the runs of one model, in order."""
 
 SMOOTHING = 5
 """Optimiser steps in the moving average of a curve."""
@@ -107,7 +107,9 @@ class LiveTable:
         self, settings: Sequence[RunSettings], rewards: Sequence[Callable]
     ) -> None:
         self.parts = [reward.__name__ for reward in rewards]
-        self.rows = {one.name: [] for one in settings}
+        names = run_names(settings)
+        self.names = dict(zip(settings, names, strict=True))
+        self.rows = {name: [] for name in names}
         self.totals = dict.fromkeys(self.rows, 0)
         self.drawn = 0.0
         self.handle = display(HTML(self._html()), display_id=True)
@@ -116,8 +118,9 @@ class LiveTable:
         self, settings: RunSettings, step: int, total: int, row: dict
     ) -> None:
         """Take in one optimiser step of one run."""
-        self.rows[settings.name].append(row)
-        self.totals[settings.name] = total
+        name = self.names[settings]
+        self.rows[name].append(row)
+        self.totals[name] = total
         if step == total or time.monotonic() - self.drawn > 1:
             self.drawn = time.monotonic()
             self.handle.update(HTML(self._html()))
@@ -166,11 +169,11 @@ def _curves(grid: Grid, panels: dict[str, str]) -> Figure:
     figure, axes = plt.subplots(
         height, 3, figsize=(10, 2.5 * height + 0.5), layout="constrained"
     )
-    styles = run_styles([run.settings for run in grid.runs])
+    styles = run_styles(grid.runs)
     runs = [run for run in grid.runs if len(run.metrics)]
     for axis, (column, title) in zip(axes.flat, panels.items(), strict=False):
         for run in runs:
-            _curve(axis, run, column, styles[run.settings.name])
+            _curve(axis, run, column, styles[run.name])
         axis.set_title(title, fontsize=10)
         axis.grid(alpha=0.3)
         axis.set_xlabel("step", fontsize=8)
@@ -189,21 +192,20 @@ def _curve(axis: Axes, run: Run, column: str, style: dict) -> None:
     metrics = run.metrics
     smooth = metrics[column].rolling(SMOOTHING, min_periods=1).mean()
     axis.plot(metrics["step"], metrics[column], alpha=0.15, **style)
-    axis.plot(metrics["step"], smooth, label=run.settings.name, **style)
+    axis.plot(metrics["step"], smooth, label=run.name, **style)
 
 
-def run_styles(settings: Sequence[RunSettings]) -> dict[str, dict]:
-    """Colour by model, line style by learning rate, for each run's name."""
-    models = list(dict.fromkeys(one.model for one in settings))
-    rates = sorted({one.learning_rate for one in settings}, reverse=True)
+def run_styles(runs: Sequence[Run]) -> dict[str, dict]:
+    """Colour by model, line style by what else varies, for each run's name."""
+    models = list(dict.fromkeys(run.settings.model for run in runs))
     colours = dict(zip(models, cycle(COLOURS), strict=False))
-    lines = dict(zip(rates, cycle(LINES), strict=False))
+    lines = {model: cycle(LINES) for model in models}
     return {
-        one.name: {
-            "color": colours[one.model],
-            "linestyle": lines[one.learning_rate],
+        run.name: {
+            "color": colours[run.settings.model],
+            "linestyle": next(lines[run.settings.model]),
         }
-        for one in settings
+        for run in runs
     }
 
 
@@ -218,8 +220,7 @@ def leaderboard_text(leaderboard: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(
         [
             {
-                "model": row["model"],
-                "learning rate": f"{row['learning_rate']:g}",
+                "run": row["run"],
                 "before": _percent(row, "before"),
                 "after": _percent(row, "after"),
                 "gain in points": _points(row),
@@ -270,11 +271,7 @@ def leaderboard_figure(leaderboard: pd.DataFrame) -> Figure:
                 capsize=3,
                 label=name if at == 0 else None,
             )
-    names = [
-        f"{row.model.split('/')[-1]}  lr={row.learning_rate:g}"
-        for row in leaderboard.itertuples()
-    ]
-    axis.set_yticks(range(count - 1, -1, -1), names)
+    axis.set_yticks(range(count - 1, -1, -1), list(leaderboard["run"]))
     axis.set_xlim(0, 1)
     axis.set_xlabel("greedy held-out accuracy, with 95 % intervals")
     axis.xaxis.set_major_formatter(lambda x, _: f"{x:.0%}")

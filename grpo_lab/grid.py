@@ -44,7 +44,7 @@ from grpo_lab.data import Splits
 from grpo_lab.errors import LabError
 from grpo_lab.evaluation import Evaluation
 from grpo_lab.files import read_json, write_json
-from grpo_lab.profiles import RunSettings
+from grpo_lab.profiles import RunSettings, run_names
 
 SPARE_GIB = 0.5
 """Free disk space below which no run is started, beside its checkpoints."""
@@ -89,12 +89,14 @@ class Run:
     """One run of a grid, as its directory tells it.
 
     Attributes:
-        settings: the run.
+        name: what a reader calls it, such as `pocket-qwen lr=0.001`.
+        settings: everything that determines it.
         directory: where everything about it lies.
         status: "done", "failed" or "unfinished".
         reason: why it failed; else "".
     """
 
+    name: str
     settings: RunSettings
     directory: Path
     status: str
@@ -158,6 +160,17 @@ class Grid:
         """Runs that did not get to their end, mostly with an error."""
         return [run for run in self.runs if run.status != "done"]
 
+    @property
+    def best(self) -> Run:
+        """The finished run with the highest held-out accuracy.
+
+        Raises:
+            LabError: no run finished; says why.
+        """
+        if not self.done:
+            self.raise_failures()
+        return self.done[0]
+
     def raise_failures(self) -> None:
         """Fail loudly, so that a headless notebook exits non-zero.
 
@@ -165,9 +178,7 @@ class Grid:
             LabError: at least one run failed; says which and why.
         """
         if self.failed:
-            told = " ".join(
-                f"{run.settings.name}: {run.reason}" for run in self.failed
-            )
+            told = " ".join(f"{run.name}: {run.reason}" for run in self.failed)
             raise LabError(
                 f"{len(self.failed)} of {len(self.runs)} runs failed. {told} "
                 "Put it right and run this again with the same OUTPUT_DIR: "
@@ -177,7 +188,7 @@ class Grid:
     def leaderboard(self) -> pd.DataFrame:
         """One row for each finished run, the best first.
 
-        Shares are 0 to 1; `low` and `high` bound 95 % intervals; `gain` is
+        Shares are 0 to 1; `*_low` and `*_high` bound 95 % intervals; `gain` is
         the paired difference to the run's own base model, `p_value` from
         the exact McNemar test; times in seconds, memory in GiB.
         """
@@ -187,6 +198,7 @@ class Grid:
         base, after = self.base[run.settings.model], run.evaluation
         gain = evaluation.compare(base, after)
         return {
+            "run": run.name,
             "model": run.settings.model,
             "learning_rate": run.settings.learning_rate,
             "before": base.accuracy,
@@ -215,7 +227,7 @@ class Grid:
             return "Only one run finished, so there is nothing to compare."
         best, second = self.done[:2]
         pair = evaluation.compare(second.evaluation, best.evaluation)
-        names = f"{best.settings.name} and {second.settings.name}"
+        names = f"{best.name} and {second.name}"
         counts = (
             f"they answer {pair.gained + pair.lost} of {pair.total} "
             f"questions differently, {pair.gained} to {pair.lost} "
@@ -228,11 +240,34 @@ class Grid:
             )
         return f"Of the best two, {names}, the first is better: {counts}."
 
+    def summary(self) -> dict:
+        """Everything that counts, in plain values, for `results.json`."""
+        return {
+            "runs": [
+                {
+                    "name": run.name,
+                    "status": run.status,
+                    "reason": run.reason,
+                    "directory": run.directory.name,
+                    "settings": run.settings.to_dict(),
+                    "last_step": (
+                        run.metrics.iloc[-1].dropna().to_dict()
+                        if len(run.metrics)
+                        else {}
+                    ),
+                }
+                for run in self.runs
+            ],
+            "leaderboard": self.leaderboard().to_dict("records"),
+            "verdict": self.verdict(),
+            "warnings": self.warnings(),
+        }
+
     def warnings(self) -> list[str]:
         """What a reader should know before trusting a number."""
         told = []
         for run in self.done:
-            name, metrics = run.settings.name, run.metrics
+            name, metrics = run.name, run.metrics
             cut = metrics["truncated_share"].mean()
             if cut > 0.2:
                 told.append(
@@ -248,6 +283,27 @@ class Grid:
                     "NUM_GENERATIONS or take easier or harder questions."
                 )
         return told
+
+
+def check(
+    settings: Sequence[RunSettings],
+    splits: Splits,
+    rewards: Sequence[Callable],
+    output_dir: Path | str,
+) -> None:
+    """Refuse a grid that can't run, before anything is loaded or written.
+
+    Args:
+        settings, splits, rewards, output_dir: as for `run`.
+
+    Raises:
+        LabError: two runs are the same, the directory belongs to another
+            grid, or the disk is full.
+    """
+    shared = _shared(splits, rewards)
+    directories = _directories(Path(output_dir), settings, shared)
+    _refuse_strange(Path(output_dir), shared, directories)
+    _refuse_full_disk(Path(output_dir))
 
 
 def run(
@@ -275,10 +331,11 @@ def run(
         LabError: before anything is trained, if the directory belongs to
             another grid or is in use, or the disk is full.
     """
+    check(settings, splits, rewards, output_dir)
     output_dir = Path(output_dir)
     shared = _shared(splits, rewards)
     directories = _directories(output_dir, settings, shared)
-    with _claim(output_dir, shared, directories):
+    with _claim(output_dir, shared):
         for one, directory in zip(settings, directories, strict=True):
             if _status(directory)["status"] == "done":
                 continue
@@ -303,8 +360,10 @@ def load(
     output_dir = Path(output_dir)
     directories = _directories(output_dir, settings, _shared(splits, rewards))
     runs = tuple(
-        Run(one, directory, **_status(directory))
-        for one, directory in zip(settings, directories, strict=True)
+        Run(name, one, directory, **_status(directory))
+        for name, one, directory in zip(
+            run_names(settings), settings, directories, strict=True
+        )
     )
     base = {}
     for one, directory in zip(settings, directories, strict=True):
@@ -389,8 +448,7 @@ def _directories(
 ) -> list[Path]:
     directories = []
     for one in settings:
-        short = one.model.rstrip("/").split("/")[-1]
-        name = f"{short}_lr{one.learning_rate:g}"
+        name = f"{one.short_model}_lr{one.learning_rate:g}"
         code = _hash({**one.to_dict(), **shared})
         directories.append(output_dir / "runs" / f"{name}_{code}")
     if len(set(directories)) < len(directories):
@@ -408,7 +466,6 @@ def _base_path(directory: Path, settings: RunSettings) -> Path:
     It depends on the model, its precision and the length of the answers;
     the data and the reading are the grid's.
     """
-    short = settings.model.rstrip("/").split("/")[-1]
     code = _hash(
         [
             settings.model,
@@ -417,16 +474,12 @@ def _base_path(directory: Path, settings: RunSettings) -> Path:
         ]
     )
     base = directory.parent.parent / "base"
-    return base / f"{short}_{code}" / "evaluation.json"
+    return base / f"{settings.short_model}_{code}" / "evaluation.json"
 
 
 @contextlib.contextmanager
-def _claim(
-    output_dir: Path, shared: dict, directories: Sequence[Path]
-) -> Iterator[None]:
-    """Hold a grid's directory for one process, if it may be used at all."""
-    _refuse_strange(output_dir, shared, directories)
-    _refuse_full_disk(output_dir)
+def _claim(output_dir: Path, shared: dict) -> Iterator[None]:
+    """Hold a grid's directory for one process at a time."""
     try:
         output_dir.mkdir(parents=True, exist_ok=True)
         lock = filelock.FileLock(output_dir / "grid.lock", timeout=0)

@@ -5,6 +5,7 @@ it. Nothing else in the package holds a size of its own.
 """
 
 import difflib
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from grpo_lab.errors import LabError
@@ -150,13 +151,36 @@ class RunSettings:
         )
 
     @property
-    def name(self) -> str:
-        """A readable name for figures, such as `pocket-qwen lr=0.001`."""
-        return f"{self.model.split('/')[-1]} lr={self.learning_rate:g}"
+    def short_model(self) -> str:
+        """The model without its owner or folder: `Qwen2.5-3B-Instruct`."""
+        return self.model.rstrip("/").split("/")[-1]
 
     def to_dict(self) -> dict:
         """Plain values for JSON; `RunSettings(**d)` is the way back."""
         return {**asdict(self), "target_modules": list(self.target_modules)}
+
+
+def run_names(settings: Sequence[RunSettings]) -> list[str]:
+    """A readable name for each run: the model, the rate, and what varies.
+
+    Example:
+        >>> one = RunSettings(model="pocket-qwen", learning_rate=1e-3)
+        >>> other = RunSettings("pocket-qwen", 1e-3, lora_r=4)
+        >>> run_names([one, other])
+        ['pocket-qwen lr=0.001 lora_r=16', 'pocket-qwen lr=0.001 lora_r=4']
+    """
+    always = ("model", "learning_rate")
+    rows = [one.to_dict() for one in settings]
+    varied = [
+        name
+        for name in (rows[0] if rows else {})
+        if name not in always and any(r[name] != rows[0][name] for r in rows)
+    ]
+    return [
+        f"{one.short_model} lr={one.learning_rate:g}"
+        + "".join(f" {name}={row[name]}" for name in varied)
+        for one, row in zip(settings, rows, strict=True)
+    ]
 
 
 @dataclass(frozen=True)
@@ -183,6 +207,22 @@ class Profile:
     eval_rows: int
     eval_batch_size: int
     run: dict
+
+    def choose_grid(
+        self, models: Sequence[str], learning_rates: Sequence[float]
+    ) -> dict[str, tuple[float, ...]]:
+        """This profile's grid with other models or other rates.
+
+        Args:
+            models: base models, or [] for the profile's.
+            learning_rates: rates for each model, or [] for the profile's; a
+                model that is not in the profile gets its first rates.
+        """
+        first = next(iter(self.grid.values()))
+        return {
+            model: tuple(learning_rates) or self.grid.get(model, first)
+            for model in (models or self.grid)
+        }
 
     def settings(
         self,
