@@ -46,4 +46,4 @@ def describe() -> str:
 
     device = models.device_memory()
     numbers = ", ".join(f"{k} {v}" for k, v in versions().items())
-    return f"{numbers}\n{device.name}, {device.total:.1f} GiB of memory"
+    return f"{numbers}\n{device.name}, {device.memory:.1f} GiB of memory"

@@ -57,6 +57,11 @@ def table(frame: pd.DataFrame, formats: dict | None = None) -> Styler:
     )
 
 
+def show(frame: pd.DataFrame, formats: dict | None = None) -> None:
+    """Show a table from inside an `if`, where a cell's last value can't."""
+    display(table(frame, formats))
+
+
 def reward_table(
     completions: dict[str, str], gold: str, rewards: Sequence[Callable]
 ) -> Styler:
@@ -92,7 +97,7 @@ def short_name(reward: Callable | str) -> str:
 
 def grid_table(estimates: pd.DataFrame) -> Styler:
     """The runs of a grid before they start; see `grid.estimates`."""
-    return table(estimates, {"learning_rate": "{:g}", "memory_gib": "{:.2f}"})
+    return table(estimates, {"needs GiB": "{:.2f}", "there are GiB": "{:.1f}"})
 
 
 class LiveTable:

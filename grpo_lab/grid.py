@@ -376,29 +376,50 @@ def load(
 def estimates(
     settings: Sequence[RunSettings], train_rows: int, prompt_tokens: int
 ) -> pd.DataFrame:
-    """What each run will take, before it starts: steps, tokens, memory.
+    """What each run will take, before it starts.
 
-    Memory is in GiB, estimated from the model's shape; see
-    `models.estimate_memory`.
+    Args:
+        settings: the runs.
+        train_rows: questions in the training set.
+        prompt_tokens: length of the longest prompt.
+
+    Returns:
+        A row for each run: optimiser steps, completions per step and in all,
+        the memory it needs and the memory there is, both in GiB.
     """
-    rows = []
-    for one in settings:
-        steps = one.steps(train_rows)
-        memory = models.estimate_memory(
-            models.entry(one.model), one, prompt_tokens
-        )
-        rows.append(
+    device = models.device_memory()
+    return pd.DataFrame(
+        [
             {
-                "model": one.model,
-                "learning_rate": one.learning_rate,
-                "steps": steps,
-                "prompts_per_step": one.prompts_per_step,
-                "completions": steps * one.completions_per_step,
-                "max_tokens": one.max_completion_length,
-                "memory_gib": memory.total,
+                "run": name,
+                "steps": one.steps(train_rows),
+                "prompts per step": one.prompts_per_step,
+                "completions per step": one.completions_per_step,
+                "completions": one.steps(train_rows)
+                * one.completions_per_step,
+                "needs GiB": _memory(one, prompt_tokens).total,
+                "there are GiB": device.memory,
             }
-        )
-    return pd.DataFrame(rows)
+            for name, one in zip(run_names(settings), settings, strict=True)
+        ]
+    )
+
+
+def check_memory(settings: Sequence[RunSettings], prompt_tokens: int) -> None:
+    """Refuse runs that would end out of memory; see `models.check_fits`.
+
+    Raises:
+        LabError: says by how much, and what to lower first.
+    """
+    for one in settings:
+        models.check_fits(_memory(one, prompt_tokens), one)
+
+
+def _memory(
+    settings: RunSettings, prompt_tokens: int
+) -> models.MemoryEstimate:
+    shape = models.entry(settings.model)
+    return models.estimate_memory(shape, settings, prompt_tokens)
 
 
 def reward_fingerprint(rewards: Sequence[Callable]) -> str:

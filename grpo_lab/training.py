@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import pandas as pd
 import psutil
 import torch
 from datasets import Dataset
@@ -28,7 +29,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from grpo_lab.errors import LabError
 from grpo_lab.files import write_whole
-from grpo_lab.models import precision_flags
+from grpo_lab.models import compute_dtype, precision_flags
 from grpo_lab.profiles import RunSettings
 
 METRICS = {
@@ -51,6 +52,17 @@ completions. `zero_spread_share` is the share of groups in which every
 completion earned the same, so that all advantages are 0 and nothing is
 learned; `truncated_share` is the share of completions cut at the limit.
 """
+
+WHAT_IS_LEARNED = (
+    "num_generations", "max_completion_length", "temperature", "top_p",
+    "top_k", "min_p", "repetition_penalty", "learning_rate",
+    "lr_scheduler_type", "warmup_steps", "optim", "weight_decay",
+    "max_grad_norm", "adam_beta1", "adam_beta2", "beta", "loss_type",
+    "scale_rewards", "num_iterations", "max_steps",
+    "per_device_train_batch_size", "gradient_accumulation_steps", "bf16",
+    "fp16", "gradient_checkpointing", "seed",
+)  # fmt: skip
+"""The settings of `GRPOConfig` that change what a run learns."""
 
 COMPLETE = "complete"
 """Marker file of a checkpoint that was written to its end."""
@@ -293,12 +305,9 @@ def _check_sampling(trainer: GRPOTrainer, settings: RunSettings) -> None:
 def _check_lengths(trainer: GRPOTrainer, settings: RunSettings) -> None:
     """The longest prompt and a full completion must fit the context."""
     context = trainer.model.config.max_position_embeddings
-    prompts = trainer.processing_class.apply_chat_template(
-        list(trainer.train_dataset["prompt"]),
-        add_generation_prompt=True,
-        return_dict=True,
-    )["input_ids"]
-    longest = max(len(ids) for ids in prompts)
+    longest = longest_prompt(
+        trainer.processing_class, trainer.train_dataset["prompt"]
+    )
     if longest + settings.max_completion_length > context:
         raise LabError(
             f"The longest prompt has {longest} tokens, and with "
@@ -306,6 +315,49 @@ def _check_lengths(trainer: GRPOTrainer, settings: RunSettings) -> None:
             f"is more than the model's context of {context}. Type "
             f"MAX_COMPLETION_LENGTH = {max(1, context - longest)} or less."
         )
+
+
+def facts(trainer: GRPOTrainer) -> pd.DataFrame:
+    """What a trainer will train, and how, read off the trainer itself."""
+    model = trainer.model
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    frozen = {str(p.dtype) for p in model.parameters() if not p.requires_grad}
+    count = sum(p.numel() for p in trainable)
+    total = model.get_base_model().num_parameters()
+    arguments = trainer.args
+    completions = arguments.generation_batch_size
+    rows = {
+        "parameters of the base model": f"{total - count:,}",
+        "trainable parameters": f"{count:,}",
+        "layers with an adapter": len(adapter_layers(model)),
+        "stored as, base (uint8 holds two 4-bit weights)": _types(frozen),
+        "stored as, adapters": _types({str(p.dtype) for p in trainable}),
+        "computed in": _types({str(compute_dtype())}),
+        "prompts per optimiser step": completions // arguments.num_generations,
+        "completions per prompt (the group)": arguments.num_generations,
+        "completions per optimiser step": completions,
+        "completions per forward pass": arguments.per_device_train_batch_size,
+        "optimiser steps": arguments.max_steps,
+        "peak learning rate": f"{arguments.learning_rate:g}",
+        "sampling temperature": trainer.generation_config.temperature,
+    }
+    return pd.DataFrame(
+        {"what": list(rows), "value": [str(v) for v in rows.values()]}
+    )
+
+
+def _types(names: set[str]) -> str:
+    return ", ".join(sorted(name.removeprefix("torch.") for name in names))
+
+
+def longest_prompt(
+    tokenizer: PreTrainedTokenizerBase, prompts: Sequence[list[dict]]
+) -> int:
+    """Tokens of the longest prompt, rendered with the chat template."""
+    rendered = tokenizer.apply_chat_template(
+        list(prompts), add_generation_prompt=True, return_dict=True
+    )
+    return max(len(ids) for ids in rendered["input_ids"])
 
 
 class AdapterGuard(TrainerCallback):

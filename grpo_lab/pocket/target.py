@@ -1,0 +1,44 @@
+"""What the pocket models were made to show, and whether a grid shows it."""
+
+import pandas as pd
+
+BASE_RANGE = (0.15, 0.65)
+"""Accuracy of a base model: able enough to learn, far from done."""
+
+LEAST_GAIN = 0.25
+"""Gain of the best run in held-out accuracy, with its interval above 0."""
+
+LEAST_CONTRAST = 0.10
+"""How far the worst run stays behind, so that comparing teaches something."""
+
+
+def check(leaderboard: pd.DataFrame) -> pd.DataFrame:
+    """Hold a pocket grid against its target, base model by base model.
+
+    Args:
+        leaderboard: from `Grid.leaderboard`; at least two runs a model.
+
+    Returns:
+        A row for each base model: the three figures, as shares of the
+        held-out questions, and `met`, whether all three hold.
+    """
+    rows = []
+    for model, runs in leaderboard.groupby("model", sort=False):
+        best = runs.loc[runs["after"].idxmax()]
+        contrast = best["after"] - runs["after"].min()
+        met = (
+            BASE_RANGE[0] <= best["before"] <= BASE_RANGE[1]
+            and best["gain"] >= LEAST_GAIN
+            and best["gain_low"] > 0
+            and contrast >= LEAST_CONTRAST
+        )
+        rows.append(
+            {
+                "model": model,
+                "base accuracy": best["before"],
+                "best gain": best["gain"],
+                "best minus worst run": contrast,
+                "met": "yes" if met else "no",
+            }
+        )
+    return pd.DataFrame(rows)

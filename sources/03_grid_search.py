@@ -1,0 +1,580 @@
+# %% [markdown]
+# # 3. A grid search: which base model, which learning rate?
+#
+# GRPO has one setting that decides more than all others together: the
+# learning rate. Which one is right depends on the base model, so you try
+# several of both. This lesson trains a small grid of policies on math
+# questions, measures every one of them on questions that none has seen, and
+# says honestly which differences are real.
+#
+# **What you will learn**
+#
+# - how a grid of GRPO runs is set up: 4-bit base models, LoRA adapters, one
+#   reward set for all;
+# - what to watch while it runs, and why the loss is not it;
+# - how to compare runs by held-out accuracy, with intervals and a paired
+#   test, before you believe in a winner;
+# - how to load the winner and ask it something new.
+#
+# **You need** nothing but this notebook. It helps to know what a language
+# model and a learning rate are.
+#
+# | profile | machine | time | memory |
+# | --- | --- | --- | --- |
+# | `full` | GPU with 80 GB or more | about 10 h, estimated | 40 GB, estimated |
+# | `lite` | GPU with 15 GB or more | about 3 h on a T4, estimated | 10 GB, estimated |
+# | `pocket` | 2 CPU cores, no GPU, no network | 8 min, measured | 2 GiB, measured |
+#
+# A run that was interrupted goes on from its last step: run the notebook
+# again with the same `OUTPUT_DIR`.
+
+# %% [markdown]
+# ## Set-up
+#
+# On your own machine `make demo` has installed everything. In Colab the next
+# cell does it, and keeps the PyTorch that Colab already has.
+
+# %%
+import importlib.util
+import subprocess
+import sys
+
+if importlib.util.find_spec("grpo_lab") is None:
+    if "google.colab" not in sys.modules:
+        raise ModuleNotFoundError(
+            "The package grpo_lab is not installed. In the folder of this "
+            "project type `make demo`, then start Jupyter from its .venv."
+        )
+    source = "grpo-lab @ git+https://github.com/grpo-lab/grpo-lab@main"
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", source]
+    subprocess.run(pip, check=True)
+
+from grpo_lab import environment
+
+environment.be_quiet()
+print(environment.describe())
+
+# %% [markdown]
+# ## Parameters
+#
+# One dial, `PROFILE`, sets every size for a kind of machine. Any other line
+# overrides one value of it; 0, "" and [] leave the profile's. Under papermill
+# each of them is a `-p` option. A misspelt name stops here, before anything
+# is loaded.
+
+# %% tags=["parameters"]
+PROFILE: str = "lite"  # full, lite or pocket; lite is pocket without a GPU
+MODELS: list = []  # base models: names, Hub ids or local folders
+LEARNING_RATES: list = []  # peak learning rates, each tried on each model
+DATA: str = ""  # gsm8k, or pocket for the embedded problems
+DATA_PATH: str = ""  # a folder with train and test files of your own
+TRAIN_ROWS: int = 0  # questions to train on
+EVAL_ROWS: int = 0  # held-out questions
+MAX_STEPS: int = 0  # optimiser steps of each run
+NUM_GENERATIONS: int = 0  # completions for each prompt: the group
+COMPLETIONS_PER_STEP: int = 0  # completions for each optimiser step
+MICRO_BATCH: int = 0  # completions in one forward pass: lower it for memory
+MAX_COMPLETION_LENGTH: int = 0  # tokens that a completion may have
+SEED: int = 42  # of the adapters, the rollouts and the choice of questions
+OUTPUT_DIR: str = "runs/03_grid_search"  # every file is written below it
+
+# %% [markdown]
+# From these few values follows everything else.
+
+# %%
+from pathlib import Path
+
+from grpo_lab import models, parameters, profiles
+
+globals().update(parameters.check(globals()))
+
+device = models.device_memory()
+profile = profiles.choose(PROFILE, device.memory if device.is_gpu else 0)
+overrides = {
+    "max_steps": MAX_STEPS,
+    "num_generations": NUM_GENERATIONS,
+    "completions_per_step": COMPLETIONS_PER_STEP,
+    "micro_batch": MICRO_BATCH,
+    "max_completion_length": MAX_COMPLETION_LENGTH,
+}
+settings = profile.settings(
+    grid=profile.choose_grid(MODELS, LEARNING_RATES),
+    seed=SEED,
+    **{name: value for name, value in overrides.items() if value},
+)
+output_dir = Path(OUTPUT_DIR)
+print(f"Profile {profile.name}: {len(settings)} runs.")
+
+# %% [markdown]
+# ## The questions
+#
+# Each question has a gold answer. The policy is trained on some questions
+# and judged on others. Rows that could not be used, such as a gold without a
+# number or a question on both sides, would be refused here, before a model
+# is loaded.
+
+# %%
+from grpo_lab import data, figures
+
+splits = data.load_splits(
+    DATA or profile.data,
+    path=DATA_PATH,
+    train_rows=TRAIN_ROWS or profile.train_rows,
+    eval_rows=EVAL_ROWS or profile.eval_rows,
+    seed=SEED,
+)
+print(splits.source)
+print(f"{len(splits.train)} to train on, {len(splits.eval)} held out")
+figures.table(splits.train.select_columns(["question", "answer"])[:2])
+
+# %% [markdown]
+# The gold is what follows `####`; the lines above it are a worked solution,
+# which GRPO never shows to the policy. All that the policy sees is a prompt:
+# the system message, which asks for tags, and the question, rendered with
+# the model's own chat template.
+
+# %%
+first = settings[0]
+policy, tokenizer = models.load_policy(first.model, first.load_in_4bit)
+prompt = tokenizer.apply_chat_template(
+    splits.train[0]["prompt"], tokenize=False, add_generation_prompt=True
+)
+print(prompt)
+
+# %% [markdown]
+# ## The rewards
+#
+# GRPO learns from rewards alone. Ours has five parts, imported from the
+# shared module `rewards`, and their sum lies between 0 and 4:
+#
+# - **correctness**, 2.0: the number in the answer tags equals the gold;
+# - **integer**, 0.5: it is a whole number, as the gold is;
+# - **strict format**, 0.5: reasoning, then answer, and nothing else;
+# - **soft format**, 0.5: both blocks in order, with text around allowed;
+# - **tag count**, up to 0.5: an eighth for each tag that stands once.
+#
+# To see what they pay, score completions that you can check by eye.
+
+# %%
+from rewards import FIVE_PART
+
+question = "Ada has 12 pens and loses 5. How many are left?"
+completions = {
+    "right, well tagged": (
+        "<reasoning>\n12 - 5 = 7\n</reasoning>\n<answer>\n7\n</answer>"
+    ),
+    "wrong, well tagged": (
+        "<reasoning>\n12 + 5 = 17\n</reasoning>\n<answer>\n17\n</answer>"
+    ),
+    "right, with chatter": (
+        "Sure!\n<reasoning>\n12 - 5 = 7\n</reasoning>\n"
+        "<answer>\n7\n</answer>\nHope this helps."
+    ),
+    "right, no tags": "12 - 5 = 7\nThe answer is 7.",
+    "tags without content": "<reasoning></reasoning><answer></answer>",
+}
+figures.reward_table(completions, "#### 7", FIVE_PART)
+
+# %% [markdown]
+# Two things to notice:
+#
+# - the parts for format pay a wrong answer too: that is the ladder on which
+#   a policy climbs before it can solve anything;
+# - they never pay as much as a right answer does, so climbing only the
+#   ladder is not worth it.
+#
+# A right answer without tags earns nothing: during training the reading is
+# strict. When we *evaluate*, further down, it counts as right.
+
+# %% [markdown]
+# ## The grid
+#
+# Every base model is tried with every learning rate. Memory is estimated from
+# the shape of the model before anything starts, and compared with what this
+# machine has.
+
+# %%
+from grpo_lab import grid, training
+
+grid_dir = output_dir / "grid"
+grid.check(settings, splits, FIVE_PART, grid_dir)
+longest = training.longest_prompt(tokenizer, splits.train["prompt"])
+plan = grid.estimates(settings, len(splits.train), longest)
+figures.grid_table(plan)
+
+# %% [markdown]
+# *Steps* are optimiser steps. Each takes a few prompts, writes
+# a *group* of completions for each of them, and compares the completions of
+# a group with each other. A run that would not fit is refused here, with the
+# setting to lower first.
+
+# %%
+grid.check_memory(settings, longest)
+print("Every run fits.")
+
+# %% [markdown]
+# ## One run in the open
+#
+# Before the grid hides them in a function, look at the four objects that make
+# a run. First the base model in 4 bit. NF4 stores each weight as one of 16
+# values; double quantisation also compresses the scales.
+
+# %%
+from transformers import BitsAndBytesConfig
+
+quantisation = BitsAndBytesConfig(
+    load_in_4bit=True,
+    bnb_4bit_quant_type="nf4",
+    bnb_4bit_use_double_quant=True,
+    bnb_4bit_compute_dtype=models.compute_dtype(),
+)
+in_force = policy.config.quantization_config
+print(in_force)
+assert not first.load_in_4bit or in_force.to_dict() == quantisation.to_dict()
+
+# %% [markdown]
+# Then the adapter. The base model stays frozen; only two small matrices
+# beside each chosen layer are trained.
+
+# %%
+from peft import LoraConfig
+
+adapter = LoraConfig(
+    r=first.lora_r,
+    lora_alpha=first.lora_alpha,
+    lora_dropout=first.lora_dropout,
+    target_modules=list(first.target_modules),
+    bias="none",
+    task_type="CAUSAL_LM",
+)
+print(f"r={adapter.r}, alpha={adapter.lora_alpha}")
+print(f"on {', '.join(first.target_modules)}")
+
+# %% [markdown]
+# Dropout is 0 on purpose. TRL leaves it switched on while the policy writes
+# its completions, so with dropout the text comes from one policy and the
+# gradient from another.
+#
+# Then the configuration of the trainer. Every value that matters is set, for
+# a default can change with the next release, and some values a model brings
+# along itself.
+
+# %%
+from trl import GRPOConfig
+
+steps = first.steps(len(splits.train))
+arguments = GRPOConfig(
+    output_dir=str(output_dir / "one_run"),
+    # what is rolled out
+    num_generations=first.num_generations,
+    max_completion_length=first.max_completion_length,
+    temperature=first.temperature,
+    top_p=first.top_p,
+    top_k=first.top_k,
+    min_p=None,
+    repetition_penalty=1.0,
+    # what is learned from it
+    learning_rate=first.learning_rate,
+    lr_scheduler_type=first.lr_scheduler,
+    warmup_steps=round(first.warmup_share * steps),
+    optim=first.optimizer,
+    weight_decay=first.weight_decay,
+    max_grad_norm=first.max_grad_norm,
+    adam_beta1=first.adam_beta1,
+    adam_beta2=first.adam_beta2,
+    beta=first.beta,
+    loss_type="dapo",
+    scale_rewards="group",
+    max_steps=steps,
+    # how it fits into memory
+    per_device_train_batch_size=first.micro_batch,
+    gradient_accumulation_steps=first.accumulation_steps,
+    gradient_checkpointing=first.gradient_checkpointing,
+    **models.precision_flags(),
+    # what is kept
+    report_to="none",
+    seed=first.seed,
+)
+
+# %% [markdown]
+# Last the trainer itself. `prepare` and `check` are ours: they put the
+# adapters back to 32 bit, where TRL has them in 16, and refuse a trainer that
+# would run without learning.
+
+# %%
+from trl import GRPOTrainer
+
+training.keep_sampling_ours(policy)
+trainer = GRPOTrainer(
+    model=policy,
+    reward_funcs=list(FIVE_PART),
+    args=arguments,
+    train_dataset=splits.train,
+    processing_class=tokenizer,
+    peft_config=adapter,
+)
+training.prepare(trainer)
+training.check(trainer, first)
+figures.table(training.facts(trainer))
+
+# %% [markdown]
+# The grid builds each of its runs with `training.build_trainer`, which does
+# what you have just read. So we need this one no longer.
+
+# %%
+built = training.grpo_config(first, output_dir / "one_run", len(splits.train))
+same = [name for name in vars(arguments) if name in training.WHAT_IS_LEARNED]
+assert all(getattr(arguments, n) == getattr(built, n) for n in same)
+print(f"{len(same)} settings compared, all as in the package")
+del trainer, policy
+
+# %% [markdown]
+# ## Run it
+#
+# > **"The loss is 0, is it broken?"** No. GRPO centres the rewards of each
+# > group, so its advantages add up to 0, and so does the loss, nearly: at
+# > every step, by construction. Its *gradient* is not 0, and that is what
+# > trains. Watch the reward.
+#
+# **What you should see**: the reward of at least one run climbs, first
+# through the format parts, then through correctness. With a learning rate
+# that is too low it hardly moves. "No spread" is the share of groups in which
+# every completion earned the same: they teach nothing, and their share grows
+# as the policy gets good. "Cut" is the share of completions that hit the
+# length limit: above 20 % raise `MAX_COMPLETION_LENGTH`.
+#
+# Out of memory? Lower `MICRO_BATCH` first, then `MAX_COMPLETION_LENGTH`. You
+# may interrupt at any time: running the cell again goes on from the last
+# step.
+
+# %%
+live = figures.LiveTable(settings, FIVE_PART)
+results = grid.run(
+    settings,
+    splits,
+    FIVE_PART,
+    grid_dir,
+    eval_batch_size=profile.eval_batch_size,
+    progress=live.update,
+)
+for run in results.failed:
+    print(f"FAILED {run.name}: {run.reason}")
+
+# %% [markdown]
+# ## What the runs earned
+#
+# Thin lines are single steps, thick ones the mean of five. The first panel is
+# the sum that GRPO maximises; the others are its parts.
+
+# %%
+figures.reward_curves(results, FIVE_PART)
+
+# %% [markdown]
+# Read the parts from the cheap to the dear. Format is learned fast, since a
+# few tokens decide it. Correctness needs the policy to sample a right answer
+# at least sometimes: only then is there something to reinforce.
+
+# %% [markdown]
+# ## Was it healthy?
+#
+# A high reward can hide trouble, so look at how it was earned.
+
+# %%
+figures.health_curves(results)
+
+# %% [markdown]
+# - **Spread** is what GRPO learns from; a **share without spread** near 1
+#   means that the steps cost time and teach nothing.
+# - **Cut** completions never reach their answer tag.
+# - **Length** that only grows is a warning, and so is an **entropy** near 0:
+#   a policy that always writes the same explores no more.
+# - The **loss** comes last: see the note above.
+
+# %%
+for warning in results.warnings():
+    print(warning)
+print(f"{len(results.warnings())} warnings")
+
+# %% [markdown]
+# ## The leaderboard
+#
+# Reward is what a run was trained for, so it cannot judge it. Accuracy can:
+# every held-out question, answered greedily, once by the base model and once
+# after training. The answer is read generously (the tags if there are any,
+# else a final statement, else the last number), before and after alike, so
+# that merely learning to write tags is no gain.
+#
+# - **before**, **after**: accuracy, with its 95 % Wilson interval;
+# - **gain**: the paired difference on the same questions, with its interval;
+# - **p**: exact McNemar test: could chance alone explain the gain?
+
+# %%
+board = results.leaderboard()
+figures.leaderboard_table(board)
+
+# %%
+figures.leaderboard_figure(board)
+
+# %% [markdown]
+# Is the first really better than the second? A leaderboard always has a
+# winner; that does not make it the best.
+
+# %%
+print(results.verdict())
+
+# %% [markdown]
+# The pocket models were made so that a reader without a GPU sees real
+# learning. Whether they show it is checked here, not promised.
+
+# %%
+from grpo_lab.pocket import target
+
+if profile.name == "pocket":
+    shares = dict.fromkeys(
+        ["base accuracy", "best gain", "best minus worst run"], "{:.1%}"
+    )
+    figures.show(target.check(board), shares)
+else:
+    print(f"The target is for the pocket profile, not for {profile.name}.")
+
+# %% [markdown]
+# ## The same questions, before and after
+#
+# Numbers say how many; text says what. The first row is a question that the
+# training turned from wrong to right. If there is one that it turned from
+# right to wrong, it comes second.
+
+# %%
+best = results.best
+before = results.base[best.settings.model]
+print(f"{best.name}, before and after training")
+figures.answers_table(before, best.evaluation)
+
+# %% [markdown]
+# ## Ask the winner something new
+#
+# A run leaves an adapter of a few megabytes. Load the base model, put the
+# adapter on it, and ask. This question is in no training set.
+
+# %%
+from peft import PeftModel
+
+from grpo_lab import evaluation, prompts
+
+base, tokenizer = models.load_policy(best.settings.model)
+winner = PeftModel.from_pretrained(base, best.adapter)
+question = (
+    "Zoe has 53 shells. Zoe loses 17 of them. "
+    "How many shells does Zoe have left?"
+)
+chat = prompts.messages(question, prompts.REASONING_PROMPT)
+[(answer, tokens, cut)] = evaluation.generate(
+    winner, tokenizer, [chat], best.settings.max_completion_length
+)
+print(f"{question}\n\n{answer}\n\n{tokens} tokens{', cut' if cut else ''}")
+
+# %% [markdown]
+# ## TensorBoard
+#
+# Every run has written the same curves for TensorBoard. In a terminal:
+
+# %%
+print(f"tensorboard --host localhost --logdir {grid_dir / 'runs'}")
+
+# %% [markdown]
+# It shows a run as `runs/<run>/tensorboard`. What the policy wrote at each
+# step, with every reward, lies beside it in `completions/` as parquet files.
+
+# %% [markdown]
+# ## Exercises
+#
+# **1. Advantages by hand** (5 minutes, easy). Four completions of one prompt
+# earned 4.0, 4.0, 1.0 and 1.0. TRL subtracts the mean of the group and divides
+# by its standard deviation plus 0.0001. What are the four advantages? Then
+# compute them for a group that earned 4.0 four times.
+
+# %% tags=["solution"]
+import torch
+
+
+def advantages(rewards: list[float]) -> torch.Tensor:
+    rewards = torch.tensor(rewards)
+    return (rewards - rewards.mean()) / (rewards.std() + 1e-4)
+
+
+mixed = advantages([4.0, 4.0, 1.0, 1.0])
+even = advantages([4.0, 4.0, 4.0, 4.0])
+print(mixed, even)
+
+# %%
+assert torch.allclose(
+    mixed, torch.tensor([0.866, 0.866, -0.866, -0.866]), atol=1e-3
+)
+assert not even.any(), "a group without spread has nothing to teach"
+
+# %% [markdown]
+# **2. How many questions to tell two runs apart?** (10 minutes, medium). Two
+# runs answer 10 % of the questions differently, and of those, two thirds in
+# favour of the first. With how many held-out questions does the exact test
+# reach p < 0.05? Be ready for an answer that is no good news.
+
+# %% tags=["solution"]
+for total in (100, 200, 400, 800):
+    differing = total // 10
+    gained = round(differing * 2 / 3)
+    pair = evaluation.Comparison(gained, differing - gained, total)
+    print(f"{total} questions: p = {pair.p_value:.3f}")
+
+enough = total
+
+# %%
+assert pair.p_value < 0.05 and enough > 400
+print("A lead of about 3 points needs hundreds of questions to be seen.")
+
+# %% [markdown]
+# **3. Another grid** (10 minutes, medium). Plan a grid that keeps the winner's
+# model and learning rate and varies the rank of the adapter: 4, 16 and 64.
+# You need not run it; `grid.run` would, in a directory of its own.
+
+# %% tags=["solution"]
+ranks = grid.expand(best.settings, lora_r=[4, 16, 64])
+figures.grid_table(grid.estimates(ranks, len(splits.train), longest))
+
+# %%
+assert [run.lora_r for run in ranks] == [4, 16, 64]
+assert {run.learning_rate for run in ranks} == {best.settings.learning_rate}
+
+# %% [markdown]
+# ## Recap
+#
+# - A grid of GRPO runs is a list of settings; a 4-bit base model with a LoRA
+#   adapter makes each of them small.
+# - Watch the reward, its spread and the truncation; the loss says nothing.
+# - Judge by held-out accuracy, paired, with intervals. A winner that can't be
+#   told from the second is no winner.
+# - Everything about a run lies in its directory, and a crash costs at most
+#   one step.
+#
+# **Next**: look into a run's `completions/` to see what its policy was paid
+# for. Symptoms and their fixes are in TROUBLESHOOTING.md.
+
+# %% [markdown]
+# ## Results
+#
+# The last cell writes `results.json`, and fails if any run failed, so that a
+# batch job notices.
+
+# %%
+from grpo_lab.files import write_json
+
+summary = {
+    "lesson": "03_grid_search",
+    "profile": profile.name,
+    "machine": environment.describe().splitlines()[-1],
+    "data": splits.source,
+    "leaderboard_text": figures.leaderboard_text(board).to_string(),
+    **results.summary(),
+}
+write_json(output_dir / "results.json", summary)
+results.raise_failures()
+print(f"{len(results.done)} runs done: {output_dir / 'results.json'}")
