@@ -16,7 +16,8 @@ import pandas as pd
 import psutil
 import torch
 from datasets import Dataset
-from peft import LoraConfig
+from peft import LoraConfig, set_peft_model_state_dict
+from safetensors.torch import load_file
 from torch.utils.tensorboard import SummaryWriter
 from transformers import (
     GenerationConfig,
@@ -28,7 +29,7 @@ from transformers import (
 from trl import GRPOConfig, GRPOTrainer
 
 from grpo_lab.errors import LabError
-from grpo_lab.files import write_whole
+from grpo_lab.files import read_json, write_json, write_whole
 from grpo_lab.models import compute_dtype, precision_flags
 from grpo_lab.profiles import RunSettings
 
@@ -65,7 +66,10 @@ WHAT_IS_LEARNED = (
 """The settings of `GRPOConfig` that change what a run learns."""
 
 COMPLETE = "complete"
-"""Marker file of a checkpoint that was written to its end."""
+"""Marker file of a checkpoint that was written to its end.
+
+It holds `WHAT_IS_LEARNED` of the run, so that no other run goes on from it.
+"""
 
 Progress = Callable[[int, int, dict], None]
 """Called after each optimiser step with step, total steps, metrics row."""
@@ -125,6 +129,8 @@ def grpo_config(
         **precision_flags(),
         # What is kept
         logging_steps=1,
+        # Else a loss of NaN would be logged as 0.
+        logging_nan_inf_filter=False,
         log_completions=True,
         num_completions_to_print=0,
         save_strategy="steps",
@@ -199,12 +205,14 @@ def prepare(trainer: GRPOTrainer) -> None:
     TRL casts the adapters of a quantised model to bfloat16. A rate of 5e-6
     then changes about one weight in seventy, the rest is rounded away, and
     with float16 the gradient scaler crashes; so they go back to float32.
-    Also adds the guard that watches whether the adapters move.
+    Also adds the guard that watches whether the adapters move, and the right
+    order of questions after a resume.
     """
     for parameter in trainer.model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
     trainer.add_callback(AdapterGuard())
+    trainer.add_callback(QuestionOrder())
     # It prints every metric of every step; `metrics.csv` has them all.
     trainer.remove_callback(PrinterCallback)
 
@@ -223,6 +231,13 @@ def check(trainer: GRPOTrainer, settings: RunSettings) -> None:
     _check_four_bit(trainer.model, settings)
     _check_sampling(trainer, settings)
     _check_lengths(trainer, settings)
+    if len(trainer.train_dataset) < settings.prompts_per_step:
+        raise LabError(
+            f"There are {len(trainer.train_dataset)} training questions, "
+            f"but a step takes {settings.prompts_per_step} different ones "
+            "(COMPLETIONS_PER_STEP / NUM_GENERATIONS), so no step could be "
+            f"made. Type TRAIN_ROWS = {settings.prompts_per_step} or more."
+        )
     if trainer.args.eval_strategy != "no":
         raise LabError(
             "This trainer would evaluate during training, but TRL evaluates "
@@ -365,8 +380,8 @@ class AdapterGuard(TrainerCallback):
 
     A wrong dtype, a repacked 4-bit layer or a frozen tensor lets training go
     on without an error and without learning. At the first optimiser step
-    that has a learning rate above 0 and any gradient at all, every layer
-    that carries an adapter must change.
+    that has a learning rate above 0 and a gradient that is finite and not
+    all 0, every layer that carries an adapter must change.
     """
 
     def __init__(self) -> None:
@@ -388,12 +403,16 @@ class AdapterGuard(TrainerCallback):
         if silent:
             raise LabError(_not_learning("have no gradient", silent))
         has_rate = any(group["lr"] > 0 for group in optimizer.param_groups)
-        has_gradient = any(
-            tensor.grad is not None and tensor.grad.any()
+        gradients = [
+            tensor.grad
             for tensors in layers.values()
             for tensor in tensors
-        )
-        if has_rate and has_gradient:
+            if tensor.grad is not None
+        ]
+        # In float16 the scaler skips a step whose gradients overflow.
+        finite = all(gradient.isfinite().all() for gradient in gradients)
+        has_gradient = any(gradient.any() for gradient in gradients)
+        if has_rate and finite and has_gradient:
             self.before = {
                 name: [tensor.detach().clone() for tensor in tensors]
                 for name, tensors in layers.items()
@@ -435,6 +454,22 @@ def adapter_layers(model: PreTrainedModel) -> dict[str, list[torch.Tensor]]:
         if parameter.requires_grad:
             layers.setdefault(name.split(".lora_")[0], []).append(parameter)
     return layers
+
+
+class QuestionOrder(TrainerCallback):
+    """Takes up the order of the questions where a checkpoint left it.
+
+    TRL draws a new order for each pass over the data from one generator,
+    which no checkpoint holds, so that a run resumed in its second pass would
+    see the order of the first once more.
+    """
+
+    def on_train_begin(
+        self, args, state, control, train_dataloader=None, **kwargs
+    ) -> None:
+        """Draw the orders of the passes that are over."""
+        for _ in range(int(state.epoch)):
+            next(iter(train_dataloader.batch_sampler.sampler))
 
 
 class Recorder(TrainerCallback):
@@ -492,16 +527,18 @@ class Recorder(TrainerCallback):
         for name, value in row.items():
             if value is not None:
                 self.board.add_scalar(f"train/{name}", value, row["step"])
+        # Else a kill would take up to two minutes of values with it.
+        self.board.flush()
         if self.progress:
             self.progress(state.global_step, state.max_steps, row)
 
     def on_save(self, args, state, control, **kwargs) -> None:
         """Mark the checkpoint that has just been written."""
         folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-        (folder / COMPLETE).touch()
+        write_json(folder / COMPLETE, _learned(args))
 
     def on_train_end(self, args, state, control, **kwargs) -> None:
-        """Flush TensorBoard."""
+        """Close TensorBoard's file."""
         self.board.close()
 
     def _stop_on_nan(self, row: dict, fp16: bool) -> None:
@@ -533,15 +570,12 @@ def read_metrics(path: Path) -> list[dict]:
     if not Path(path).is_file():
         return []
     with Path(path).open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    parsed = []
-    for row in rows:
-        try:
-            numbers = {k: float(v) if v else None for k, v in row.items()}
-        except (TypeError, ValueError):
-            break
-        parsed.append({**numbers, "step": int(numbers["step"])})
-    return parsed
+        lines = [line for line in file if line.endswith("\n")]
+    rows = [
+        {name: float(v) if v else None for name, v in row.items()}
+        for row in csv.DictReader(lines)
+    ]
+    return [{**row, "step": int(row["step"])} for row in rows]
 
 
 def _csv_text(columns: list[str], rows: list[dict]) -> str:
@@ -561,12 +595,48 @@ def train(trainer: GRPOTrainer) -> None:
 
     Args:
         trainer: from `build_trainer`, with the same settings as before.
+
+    Raises:
+        LabError: the checkpoint is of a run with other settings; or the run
+            can't go on, see `Recorder` and `AdapterGuard`.
     """
     checkpoint = last_checkpoint(trainer.args.output_dir)
+    if checkpoint:
+        _refuse_other_settings(checkpoint, trainer.args)
+        if _step(checkpoint) == trainer.args.max_steps:
+            # The library would do one more step.
+            weights = load_file(checkpoint / "adapter_model.safetensors")
+            set_peft_model_state_dict(trainer.model, weights)
+            return
     with warnings.catch_warnings():
         # Renamed in transformers, still read under its old name by TRL.
         warnings.filterwarnings("ignore", message=".*gradient_checkpointing")
         trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
+
+
+def _learned(arguments: GRPOConfig) -> dict[str, str]:
+    return {name: str(getattr(arguments, name)) for name in WHAT_IS_LEARNED}
+
+
+def _refuse_other_settings(checkpoint: Path, arguments: GRPOConfig) -> None:
+    """A resumed optimiser would quietly keep, say, the old learning rate."""
+    before, now = read_json(checkpoint / COMPLETE), _learned(arguments)
+    differs = [
+        f"{name} was {before[name]} and is now {now[name]}"
+        for name in now
+        if before[name] != now[name]
+    ]
+    if differs:
+        raise LabError(
+            f"{checkpoint.parent} holds a run with other settings: "
+            f"{', '.join(differs)}. Going on from it would mix the two. "
+            "Choose another directory for the new run, or set the values "
+            "back to go on with the old one."
+        )
+
+
+def _step(checkpoint: Path) -> int:
+    return int(checkpoint.name.split("-")[1])
 
 
 def last_checkpoint(run_dir: Path) -> Path | None:
@@ -576,8 +646,4 @@ def last_checkpoint(run_dir: Path) -> Path | None:
         for folder in Path(run_dir).glob("checkpoint-*")
         if (folder / COMPLETE).exists()
     ]
-    return max(
-        complete,
-        key=lambda folder: int(folder.name.split("-")[1]),
-        default=None,
-    )
+    return max(complete, key=_step, default=None)

@@ -1,0 +1,92 @@
+"""Tiny models and data, so that a whole run takes seconds."""
+
+import os
+
+# Before the training libraries are imported, and for every child process.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ["MPLBACKEND"] = "agg"
+
+from pathlib import Path  # noqa: E402
+
+import pytest  # noqa: E402
+
+from grpo_lab.profiles import RunSettings  # noqa: E402
+
+TINY = {
+    "hidden_size": 64,
+    "num_layers": 2,
+    "num_heads": 4,
+    "num_kv_heads": 2,
+    "intermediate_size": 128,
+    "seed": 5,
+}
+"""Shape of the models that the tests train; a step takes about 0.1 s."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread():
+    """Sums in one order, so that two runs can be compared bit for bit."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
+def make_tiny_model(folder: Path, family: str) -> Path:
+    """A freshly initialised model with its tokenizer, as a local folder."""
+    from grpo_lab.pocket.train import Recipe, build_model, build_tokenizer
+
+    recipe = Recipe(name=folder.name, family=family, **TINY)
+    tokenizer = build_tokenizer(recipe)
+    build_model(recipe, tokenizer).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_qwen(tmp_path_factory) -> Path:
+    """Folder of an untrained Qwen2 model."""
+    return make_tiny_model(
+        tmp_path_factory.mktemp("models") / "tiny-qwen", "qwen2"
+    )
+
+
+@pytest.fixture(scope="session")
+def tiny_llama(tmp_path_factory) -> Path:
+    """Folder of an untrained Llama model."""
+    return make_tiny_model(
+        tmp_path_factory.mktemp("models") / "tiny-llama", "llama"
+    )
+
+
+@pytest.fixture(scope="session")
+def tiny_splits():
+    """Ten questions to train on and six to hold out."""
+    from grpo_lab.data import load_splits
+
+    return load_splits("pocket", train_rows=10, eval_rows=6, seed=1)
+
+
+@pytest.fixture
+def quick(tiny_qwen) -> RunSettings:
+    """Three steps, two questions each, two short completions per question."""
+    return quick_settings(tiny_qwen)
+
+
+def quick_settings(model: Path | str, **overrides) -> RunSettings:
+    """A run of a few seconds."""
+    values = {
+        "model": str(model),
+        "learning_rate": 1e-3,
+        "num_generations": 2,
+        "completions_per_step": 4,
+        "micro_batch": 4,
+        "max_steps": 3,
+        "max_completion_length": 8,
+        "lora_r": 4,
+        "lora_alpha": 8,
+        "max_grad_norm": 1.0,
+    }
+    return RunSettings(**{**values, **overrides})
