@@ -4,6 +4,7 @@ import importlib.metadata
 import logging
 import os
 import platform
+import textwrap
 import warnings
 
 LIBRARIES = (
@@ -40,10 +41,15 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), **found}
 
 
-def describe() -> str:
-    """One line for the versions, one for the machine."""
+def machine() -> str:
+    """What this runs on, such as `this CPU (2 cores), 23.5 GiB of memory`."""
     from grpo_lab import models
 
     device = models.device_memory()
+    return f"{device.name}, {device.memory:.1f} GiB of memory"
+
+
+def describe() -> str:
+    """The machine, then the versions, in lines that fit a screen."""
     numbers = ", ".join(f"{k} {v}" for k, v in versions().items())
-    return f"{numbers}\n{device.name}, {device.memory:.1f} GiB of memory"
+    return f"{machine()}\n{textwrap.fill(numbers, 79)}"

@@ -15,6 +15,7 @@ import pandas as pd
 from IPython.display import HTML, display
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from pandas.io.formats.style import Styler
 
 from grpo_lab.evaluation import Answer, Evaluation
@@ -41,17 +42,28 @@ HEALTH = {
 """Panels of `health_curves`: columns of metrics.csv, and their titles."""
 
 
+TEXT = {
+    "text-align": "left",
+    "vertical-align": "top",
+    "white-space": "pre-wrap",
+}
+"""How text stands in a table: line breaks are kept."""
+
+
 def table(frame: pd.DataFrame, formats: dict | None = None) -> Styler:
     """A table without index, text on the left, numbers on the right."""
     text = [c for c in frame if frame[c].dtype.kind not in "iufb"]
     return (
         frame.style.hide(axis="index")
-        .format(formats or {}, na_rep="-")
-        .set_properties(subset=text, **{"text-align": "left"})
+        .format(formats or {}, na_rep="-", escape="html")
+        .set_properties(subset=text, **TEXT)
         .set_table_styles(
             [
                 {"selector": "th", "props": "text-align: left"},
-                {"selector": "td, th", "props": "padding: 3px 10px"},
+                {
+                    "selector": "td, th",
+                    "props": "padding: 3px 10px; vertical-align: top",
+                },
             ]
         )
     )
@@ -84,8 +96,7 @@ def reward_table(
     frame["total"] = frame[parts].sum(axis=1)
     styled = table(frame, {part: "{:.2f}" for part in [*parts, "total"]})
     return styled.set_properties(
-        subset=["text"],
-        **{"white-space": "pre-wrap", "font-family": "monospace"},
+        subset=["text"], **{"font-family": "monospace"}
     ).background_gradient(subset=["total"], cmap="Greens", vmin=0, vmax=6)
 
 
@@ -154,7 +165,9 @@ class LiveTable:
             f"{recent['truncated_share']:.0%}",
             f"{left:.0f} s" if left else "done",
         ]
-        return "<tr>" + "".join(f"<td>{c}</td>" for c in cells) + "</tr>"
+        run, *numbers = (f"<td>{cell}</td>" for cell in cells)
+        run = run.replace("<td>", '<td style="text-align: left">')
+        return f"<tr>{run}{''.join(numbers)}</tr>"
 
 
 def reward_curves(grid: Grid, rewards: Sequence[Callable]) -> Figure:
@@ -182,6 +195,7 @@ def _curves(grid: Grid, panels: dict[str, str]) -> Figure:
         axis.set_title(title, fontsize=10)
         axis.grid(alpha=0.3)
         axis.set_xlabel("step", fontsize=8)
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         axis.tick_params(labelsize=8)
     for axis in list(axes.flat)[len(panels) :]:
         axis.axis("off")
@@ -310,10 +324,7 @@ def answers_table(
             for one, two in shown[:count]
         ]
     )
-    return table(frame).set_properties(
-        subset=["question", "before", "after"],
-        **{"white-space": "pre-wrap", "vertical-align": "top"},
-    )
+    return table(frame)
 
 
 def _verdict(answer: Answer) -> str:

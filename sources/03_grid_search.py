@@ -1,9 +1,8 @@
 # %% [markdown]
 # # 3. A grid search: which base model, which learning rate?
 #
-# GRPO has one setting that decides more than all others together: the
-# learning rate. Which one is right depends on the base model, so you try
-# several of both. This lesson trains a small grid of policies on math
+# With one learning rate a GRPO run learns, with another it does not, and which
+# one works depends on the base model. So you try several of both. This lesson trains a small grid of policies on math
 # questions, measures every one of them on questions that none has seen, and
 # says honestly which differences are real.
 #
@@ -64,8 +63,10 @@ print(environment.describe())
 
 # %% tags=["parameters"]
 PROFILE: str = "lite"  # full, lite or pocket; lite is pocket without a GPU
-MODELS: list = []  # base models: names, Hub ids or local folders
-LEARNING_RATES: list = []  # peak learning rates, each tried on each model
+MODELS: list[str] = []  # base models: names, Hub ids or local folders
+LEARNING_RATES: list[
+    float
+] = []  # peak learning rates, each tried on each model
 DATA: str = ""  # gsm8k, or pocket for the embedded problems
 DATA_PATH: str = ""  # a folder with train and test files of your own
 TRAIN_ROWS: int = 0  # questions to train on
@@ -125,7 +126,8 @@ splits = data.load_splits(
 )
 print(splits.source)
 print(f"{len(splits.train)} to train on, {len(splits.eval)} held out")
-figures.table(splits.train.select_columns(["question", "answer"])[:2])
+rows = splits.train.to_pandas()[["question", "answer"]]
+figures.table(rows.head(2))
 
 # %% [markdown]
 # The gold is what follows `####`; the lines above it are a worked solution,
@@ -359,11 +361,12 @@ results = grid.run(
 )
 for run in results.failed:
     print(f"FAILED {run.name}: {run.reason}")
+print(f"{len(results.done)} of {len(results.runs)} runs done")
 
 # %% [markdown]
 # ## What the runs earned
 #
-# Thin lines are single steps, thick ones the mean of five. The first panel is
+# Faint lines are single steps, strong ones the mean of five. The first panel is
 # the sum that GRPO maximises; the others are its parts.
 
 # %%
@@ -391,8 +394,10 @@ figures.health_curves(results)
 # - The **loss** comes last: see the note above.
 
 # %%
+import textwrap
+
 for warning in results.warnings():
-    print(warning)
+    print(textwrap.fill(warning, 79))
 print(f"{len(results.warnings())} warnings")
 
 # %% [markdown]
@@ -420,7 +425,7 @@ figures.leaderboard_figure(board)
 # winner; that does not make it the best.
 
 # %%
-print(results.verdict())
+print(textwrap.fill(results.verdict(), 79))
 
 # %% [markdown]
 # The pocket models were made so that a reader without a GPU sees real
@@ -570,7 +575,7 @@ from grpo_lab.files import write_json
 summary = {
     "lesson": "03_grid_search",
     "profile": profile.name,
-    "machine": environment.describe().splitlines()[-1],
+    "machine": environment.machine(),
     "data": splits.source,
     "leaderboard_text": figures.leaderboard_text(board).to_string(),
     **results.summary(),
