@@ -39,7 +39,13 @@ SHAPES = {
 """Share of each shape of answer in the corpus; they add up to 1."""
 
 LATEX_SHARE = 0.3
-"""Share of short problems with LaTeX answers; the rest are word problems."""
+"""Share of short problems with LaTeX answers among all problems."""
+
+DRILL_SHARE = 0.25
+"""Share of pages of bare equations, which teach the arithmetic itself."""
+
+DRILL_LENGTH = 12
+"""Equations on such a page."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +89,13 @@ def _example(problem: problems.Problem, rng: random.Random) -> Example:
         return Example(THINK_PROMPT, problem.question, text)
     text = write(steps, result, shape, "reasoning")
     return Example(REASONING_PROMPT, problem.question, text)
+
+
+def drills(seed: int) -> Iterator[list[tuple[str, str]]]:
+    """Endless seeded pages of equations, each split at its equals sign."""
+    rng = random.Random(seed)
+    while True:
+        yield [problems.drill(rng) for _ in range(DRILL_LENGTH)]
 
 
 def examples(seed: int) -> Iterator[Example]:

@@ -5,10 +5,10 @@ a rationale with calculator notes (`<<12-5=7>>`) and ends in `#### 7`. Short
 problems with LaTeX answers come as NuminaMath-TIR writes them: a problem, and
 a solution that ends in a `\\boxed{}`.
 
-The numbers are small enough for a model of two million parameters. One
-question in ten is held out for good, by a hash of its text, so that no seed
-can ever put an evaluation question into the pocket models' corpus or into a
-training set.
+The numbers stay below 100, mostly below 50, so that a model of two million
+parameters can learn to compute with them. One question in ten is held out
+for good, by a hash of its text, so that no seed can ever put an evaluation
+question into the pocket models' corpus or into a training set.
 """
 
 import hashlib
@@ -25,6 +25,8 @@ THINGS = (
     "apples", "books", "cards", "coins", "eggs", "flags", "keys", "lamps",
     "mugs", "nuts", "pens", "plums", "rings", "shells", "stamps", "toys",
 )  # fmt: skip
+
+LETTERS = ("x", "y", "z", "n", "k", "m")
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ def _one_step(
 def _gain(rng: random.Random) -> Problem:
     name, things = rng.choice(NAMES), rng.choice(THINGS)
     verb = rng.choice(("finds", "buys", "gets"))
-    a, b = rng.randint(10, 59), rng.randint(2, 39)
+    a, b = rng.randint(12, 30), rng.randint(3, 11)
     question = (
         f"{name} has {a} {things}. {name} {verb} {b} more. "
         f"How many {things} does {name} have now?"
@@ -95,8 +97,7 @@ def _gain(rng: random.Random) -> Problem:
 def _loss(rng: random.Random) -> Problem:
     name, things = rng.choice(NAMES), rng.choice(THINGS)
     verb = rng.choice(("loses", "sells", "gives away"))
-    a = rng.randint(20, 98)
-    b = rng.randint(2, a - 10)
+    a, b = rng.randint(12, 30), rng.randint(3, 11)
     question = (
         f"{name} has {a} {things}. {name} {verb} {b} of them. "
         f"How many {things} does {name} have left?"
@@ -107,8 +108,7 @@ def _loss(rng: random.Random) -> Problem:
 def _compare(rng: random.Random) -> Problem:
     first, second = rng.sample(NAMES, 2)
     things = rng.choice(THINGS)
-    a = rng.randint(20, 98)
-    b = rng.randint(2, a - 10)
+    a, b = rng.randint(12, 30), rng.randint(3, 11)
     question = (
         f"{first} has {a} {things} and {second} has {b} {things}. "
         f"How many more {things} does {first} have than {second}?"
@@ -129,9 +129,8 @@ def _groups(rng: random.Random) -> Problem:
 
 def _gain_loss(rng: random.Random) -> Problem:
     name, things = rng.choice(NAMES), rng.choice(THINGS)
-    a, b = rng.randint(10, 49), rng.randint(2, 29)
+    a, b, c = rng.randint(8, 20), rng.randint(3, 11), rng.randint(3, 11)
     first, total = _equation(a, "+", b)
-    c = rng.randint(2, 19)
     second, value = _equation(total, "-", c)
     slip, slip_value = _equation(total, "+", c)
     question = (
@@ -147,7 +146,7 @@ def _gain_loss(rng: random.Random) -> Problem:
 def _twice(rng: random.Random) -> Problem:
     first, second = rng.sample(NAMES, 2)
     things = rng.choice(THINGS)
-    a = rng.randint(4, 32)
+    a = rng.randint(3, 15)
     double, doubled = _equation(a, "*", 2)
     total, value = _equation(a, "+", doubled)
     question = (
@@ -177,32 +176,48 @@ def _fraction_sum(rng: random.Random) -> Problem:
 
 
 def _share(rng: random.Random) -> Problem:
-    a, b = rng.randint(2, 59), rng.randint(3, 19)
+    a, b, x = rng.randint(2, 39), rng.randint(3, 19), rng.choice(LETTERS)
     result, slip = f"\\frac{{{a}}}{{{b}}}", f"\\frac{{{b}}}{{{a}}}"
     if a == b:  # both readings would be 1
         return _share(rng)
     return Problem(
         "share",
-        f"Solve ${b}x = {a}$ for $x$.",
-        (f"x = {result}",),
+        f"Solve ${b}{x} = {a}$ for ${x}$.",
+        (f"{x} = {result}",),
         result,
-        (f"x = {slip}",),
+        (f"{x} = {slip}",),
         slip,
     )
 
 
 def _shift(rng: random.Random) -> Problem:
-    a, b = rng.randint(2, 39), rng.randint(41, 98)
+    a, b, x = rng.randint(3, 11), rng.randint(14, 30), rng.choice(LETTERS)
     step, value = _equation(b, "-", a)
     slip, slip_value = _equation(b, "+", a)
     return Problem(
         "shift",
-        f"Solve $x + {a} = {b}$ for $x$.",
-        (f"x = {step}",),
+        f"Solve ${x} + {a} = {b}$ for ${x}$.",
+        (f"{x} = {step}",),
         str(value),
-        (f"x = {slip}",),
+        (f"{x} = {slip}",),
         str(slip_value),
     )
+
+
+def drill(rng: random.Random) -> tuple[str, str]:
+    """One bare equation of the kind that the problems need, in two parts.
+
+    Returns:
+        The left side with its equals sign, `12 + 7 =`, and the right, ` 19`.
+    """
+    sign = rng.choice("++--*")
+    if sign == "*":
+        a, b = rng.randint(2, 15), rng.randint(2, 9)
+    else:
+        a, b = rng.randint(3, 36), rng.randint(2, 30)
+        a, b = (max(a, b), min(a, b)) if sign == "-" else (a, b)
+    left, right = _equation(a, sign, b)[0].split(" = ")
+    return f"{left} =", f" {right}"
 
 
 Maker = Callable[[random.Random], Problem]

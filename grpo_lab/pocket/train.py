@@ -1,14 +1,16 @@
 """Train the pocket models from nothing: `python -m grpo_lab.pocket.train`.
 
 Supervised training on the endless corpus of `corpus.py`, with the loss on
-the completion alone. Writes weights (safetensors, 16-bit), tokenizer, chat
-template and a `training.json` with the settings, the losses and the time.
+completions and on the right sides of bare equations. Writes weights
+(safetensors, 16 bit), tokenizer, chat template and a `training.json` with
+the settings, the losses and the time.
 """
 
 import argparse
 import copy
 import json
 import math
+import random
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -66,7 +68,7 @@ class Recipe:
     seed: int
     vocab_size: int = 512
     batch_size: int = 64
-    steps: int = 1700
+    steps: int = 1000
     warmup: int = 60
     learning_rate: float = 3e-3
     weight_decay: float = 0.05
@@ -178,38 +180,66 @@ def build_model(
     return model_class(config)
 
 
-def encode(
-    example: corpus.Example, tokenizer: PreTrainedTokenizerFast
-) -> tuple[list[int], int]:
-    """Token ids of a whole conversation, and where its completion starts."""
+Row = tuple[list[int], list[int]]
+"""Token ids, and labels: the same ids, or -100 where nothing is learned."""
+
+
+def encode(example: corpus.Example, tokenizer: PreTrainedTokenizerFast) -> Row:
+    """A conversation; only its completion is learned."""
     prompt = tokenizer.apply_chat_template(
         messages(example.question, example.system_prompt),
         tokenize=False,
         add_generation_prompt=True,
     )
-    text = example.completion + tokenizer.eos_token
-    prompt_ids = tokenizer.encode(prompt, add_special_tokens=False)
-    ids = tokenizer.encode(text, add_special_tokens=False)
-    return prompt_ids + ids, len(prompt_ids)
+    completion = example.completion + tokenizer.eos_token
+    return _row([(prompt, completion)], tokenizer)
+
+
+def encode_drill(
+    page: list[tuple[str, str]], tokenizer: PreTrainedTokenizerFast
+) -> Row:
+    """A page of equations; only their right sides are learned."""
+    return _row([(left, f"{right}\n") for left, right in page], tokenizer)
+
+
+def _row(
+    parts: list[tuple[str, str]], tokenizer: PreTrainedTokenizerFast
+) -> Row:
+    ids, labels = [], []
+    for given, learned in parts:
+        before = tokenizer.encode(given, add_special_tokens=False)
+        after = tokenizer.encode(learned, add_special_tokens=False)
+        ids += before + after
+        labels += [-100] * len(before) + after
+    return ids, labels
+
+
+def rows(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Iterator[Row]:
+    """Endless rows of the corpus: conversations and pages of equations."""
+    rng = random.Random(recipe.seed)
+    conversations = corpus.examples(recipe.seed + 1000)
+    pages = corpus.drills(recipe.seed + 2000)
+    while True:
+        if rng.random() < corpus.DRILL_SHARE:
+            yield encode_drill(next(pages), tokenizer)
+        else:
+            yield encode(next(conversations), tokenizer)
 
 
 def batches(
     recipe: Recipe, tokenizer: PreTrainedTokenizerFast
 ) -> Iterator[dict[str, torch.Tensor]]:
-    """Endless batches, right-padded; labels are -100 outside completions."""
-    stream = corpus.examples(recipe.seed + 1000)
+    """Endless batches, right-padded; labels are -100 on padding too."""
+    stream = rows(recipe, tokenizer)
     while True:
-        rows = [
-            encode(example, tokenizer)
-            for example in islice(stream, recipe.batch_size)
-        ]
-        width = max(len(ids) for ids, _ in rows)
+        batch = list(islice(stream, recipe.batch_size))
+        width = max(len(ids) for ids, _ in batch)
         shape = (recipe.batch_size, width)
         input_ids = torch.full(shape, tokenizer.pad_token_id)
         labels = torch.full(shape, -100)
-        for row, (ids, start) in enumerate(rows):
-            input_ids[row, : len(ids)] = torch.tensor(ids)
-            labels[row, start : len(ids)] = torch.tensor(ids[start:])
+        for at, (ids, targets) in enumerate(batch):
+            input_ids[at, : len(ids)] = torch.tensor(ids)
+            labels[at, : len(ids)] = torch.tensor(targets)
         # Padding stands behind the text, so causal attention never sees it.
         yield {"input_ids": input_ids, "labels": labels}
 
@@ -259,7 +289,7 @@ def train(recipe: Recipe, output_dir: Path) -> dict:
             losses[step] = round(loss.item(), 4)
             seconds = round(time.monotonic() - started)
             print(f"{recipe.name} {step:5d} {loss:.4f} {seconds:6d} s")
-        if step % 300 == 299 or last:
+        if step % 200 == 199 or last:
             record = {
                 "recipe": asdict(recipe),
                 "parameters": model.num_parameters(),
