@@ -1,0 +1,91 @@
+"""The lessons, run to their end as a reader would, and held to their word."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+pytestmark = pytest.mark.lesson
+
+
+def run_lesson(name: str, output: Path, *options: str):
+    """Run a lite lesson headless; returns the finished process."""
+    command = [sys.executable, "-m", "grpo_lab.runner"]
+    command += [str(ROOT / "lite" / f"{name}.ipynb"), "--output", str(output)]
+    return subprocess.run(
+        [*command, *options], capture_output=True, text=True, cwd=output.parent
+    )
+
+
+@pytest.fixture(scope="module")
+def grid_search(tmp_path_factory):
+    """The grid-search lesson on the pocket profile, as `make demo` runs it."""
+    output = tmp_path_factory.mktemp("lessons") / "03"
+    done = run_lesson("03_grid_search", output, "-p", "PROFILE", "pocket")
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return output, done.stdout
+
+
+def test_pocket_grid_meets_its_target(grid_search):
+    """The figures of the issue, from the results that the lesson wrote."""
+    output, _ = grid_search
+    results = json.loads((output / "run" / "results.json").read_text())
+    assert len(results["runs"]) == 4
+    assert {run["status"] for run in results["runs"]} == {"done"}
+    by_model = {}
+    for row in results["leaderboard"]:
+        by_model.setdefault(row["model"], []).append(row)
+    assert set(by_model) == {"pocket-qwen", "pocket-llama"}
+    for model, rows in by_model.items():
+        best = max(rows, key=lambda row: row["after"])
+        assert 0.15 <= best["before"] <= 0.65, (model, best)
+        assert best["gain"] >= 0.25 and best["gain_low"] > 0, (model, best)
+        assert best["p_value"] < 1e-6, (model, best)
+        worst = min(row["after"] for row in rows)
+        assert best["after"] - worst >= 0.10, (model, rows)
+
+
+def test_target_is_measured_on_enough_questions(grid_search):
+    """At least 300 held-out questions, none of them trained on."""
+    output, _ = grid_search
+    run_dirs = list((output / "run" / "grid" / "runs").iterdir())
+    assert len(run_dirs) == 4
+    for folder in run_dirs:
+        answers = json.loads((folder / "evaluation.json").read_text())
+        asked = {answer["question"] for answer in answers["answers"]}
+        assert len(asked) >= 300
+        settings = json.loads((folder / "settings.json").read_text())
+        assert settings["eval_rows"] == len(answers["answers"])
+
+
+def test_executed_lesson_shows_what_it_promises(grid_search):
+    """Curves as pictures, tables as HTML, no error, no machine path."""
+    output, _ = grid_search
+    notebook = nbformat.read(next(output.glob("*.ipynb")), as_version=4)
+    outputs = [
+        out
+        for cell in notebook.cells
+        if cell.cell_type == "code"
+        for out in cell.outputs
+    ]
+    kinds = [out.output_type for out in outputs]
+    assert "error" not in kinds
+    pictures = [out for out in outputs if "image/png" in out.get("data", {})]
+    tables = [
+        out
+        for out in outputs
+        if "<table" in "".join(out.get("data", {}).get("text/html", ""))
+    ]
+    assert len(pictures) == 3
+    assert len(tables) >= 8
+
+
+def test_runner_tells_where_everything_is(grid_search):
+    """The end of `make demo`: leaderboard, notebook, HTML, TensorBoard."""
+    _, printed = grid_search
+    for word in ("pocket-qwen", ".ipynb", ".html", "ensor"):
+        assert word in printed
