@@ -234,7 +234,8 @@ def _kernel_manager(environment: dict[str, str]) -> type[AsyncKernelManager]:
     """
     spec = KernelSpec(
         argv=[sys.executable, "-m", "ipykernel_launcher"]
-        + ["-f", "{connection_file}"],
+        # Without its word about unencrypted sockets: they are local.
+        + ["--log-level=ERROR", "-f", "{connection_file}"],
         display_name="Python 3",
         language="python",
         env=environment,

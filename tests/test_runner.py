@@ -121,6 +121,7 @@ def test_a_lesson_runs_from_another_directory_and_says_where_things_are(
         cwd, path, "-p", "PROFILE", "pocket", "-p", "RATES", "1e-3,2"
     )
     assert code == 0, err
+    assert err == ""
     folder = Path("runs/01_tiny-001")
     assert f"Notebook:    {folder}/01_tiny.ipynb\n" in out
     assert f"HTML:        {folder}/01_tiny.html\n" in out
