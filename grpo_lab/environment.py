@@ -1,4 +1,4 @@
-"""What a lesson runs on, and the quiet that its outputs need."""
+"""What a lesson runs on, and how its libraries are set up for it."""
 
 import importlib.metadata
 import logging
@@ -13,11 +13,15 @@ LIBRARIES = (
 )  # fmt: skip
 
 
-def be_quiet() -> None:
-    """Switch off progress bars and notices that would bury the lesson.
+def prepare() -> None:
+    """Quiet libraries, no counting of users, and one GPU.
 
-    Call it before the training libraries are imported. Errors still show.
+    Call it before the training libraries are imported. Progress bars and
+    notices that would bury the lesson are off; errors still show.
     """
+    # On a machine with several GPUs the trainer would split each batch over
+    # all of them, which a 4-bit model can't do.
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")
     # The Hub's client and TRL both count their users unless told not to.
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")

@@ -338,6 +338,7 @@ def run(
     with _claim(output_dir, shared):
         for one, directory in zip(settings, directories, strict=True):
             if _status(directory)["status"] == "done":
+                _tell_done(one, directory, progress)
                 continue
             write_json(
                 directory / "settings.json",
@@ -470,7 +471,8 @@ def _directories(
     directories = []
     for one in settings:
         name = f"{one.short_model}_lr{one.learning_rate:g}"
-        code = _hash({**one.to_dict(), **shared})
+        weights = models.fingerprint(one.model)
+        code = _hash({**one.to_dict(), **shared, "weights": weights})
         directories.append(output_dir / "runs" / f"{name}_{code}")
     if len(set(directories)) < len(directories):
         raise LabError(
@@ -489,7 +491,7 @@ def _base_path(directory: Path, settings: RunSettings) -> Path:
     """
     code = _hash(
         [
-            settings.model,
+            models.fingerprint(settings.model),
             settings.load_in_4bit,
             settings.max_completion_length,
         ]
@@ -564,6 +566,15 @@ def _refuse_full_disk(output_dir: Path) -> None:
 def _status(directory: Path) -> dict:
     found = read_json(directory / "result.json")
     return found or {"status": "unfinished"}
+
+
+def _tell_done(
+    settings: RunSettings, directory: Path, progress: Progress | None
+) -> None:
+    """Show the last step of a run that had finished before."""
+    rows = training.read_metrics(directory / "metrics.csv")
+    if progress and rows:
+        progress(settings, rows[-1]["step"], rows[-1]["step"], rows[-1])
 
 
 def _run_one(

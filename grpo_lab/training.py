@@ -238,6 +238,12 @@ def check(trainer: GRPOTrainer, settings: RunSettings) -> None:
             "(COMPLETIONS_PER_STEP / NUM_GENERATIONS), so no step could be "
             f"made. Type TRAIN_ROWS = {settings.prompts_per_step} or more."
         )
+    if trainer.args.n_gpu > 1:
+        raise LabError(
+            f"This process sees {trainer.args.n_gpu} GPUs and would split "
+            "each batch over them, which a 4-bit model can't do. Set the "
+            "environment variable CUDA_VISIBLE_DEVICES=0 before you start."
+        )
     if trainer.args.eval_strategy != "no":
         raise LabError(
             "This trainer would evaluate during training, but TRL evaluates "

@@ -50,7 +50,7 @@ if importlib.util.find_spec("grpo_lab") is None:
 
 from grpo_lab import environment
 
-environment.be_quiet()
+environment.prepare()
 print(environment.describe())
 
 # %% [markdown]
