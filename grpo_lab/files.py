@@ -1,5 +1,6 @@
 """Files that a crash never leaves half-written."""
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -17,10 +18,11 @@ def write_whole(path: Path, text: str) -> None:
     part = path.with_name(path.name + ".part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(text)
+        part.write_text(text, encoding="utf-8")
         os.replace(part, path)
     except OSError as error:
-        part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            part.unlink()
         raise LabError(
             f"Could not write {path}: {error.strerror}. What was finished "
             "before is still there. Free some space or choose another "
@@ -36,4 +38,6 @@ def write_json(path: Path, value: object) -> None:
 def read_json(path: Path) -> dict | None:
     """What `write_json` wrote; None if there is no such file."""
     path = Path(path)
-    return json.loads(path.read_text()) if path.is_file() else None
+    if not path.is_file():
+        return None
+    return json.loads(path.read_text(encoding="utf-8"))
