@@ -113,6 +113,11 @@ class Run:
         """Its answers to the held-out questions; None if not done."""
         return Evaluation.load(self.directory / "evaluation.json")
 
+    @cached_property
+    def base(self) -> Evaluation | None:
+        """The answers of its base model, before any training."""
+        return Evaluation.load(_base_path(self.directory))
+
     @property
     def seconds(self) -> float:
         """Time of its optimiser steps, evaluation not counted."""
@@ -131,11 +136,10 @@ class Run:
 
 @dataclass(frozen=True)
 class Grid:
-    """All runs of a grid, and the base models that they started from."""
+    """All runs of a grid, in the order in which they were planned."""
 
     output_dir: Path
     runs: tuple[Run, ...]
-    base: dict[str, Evaluation]
 
     @property
     def done(self) -> list[Run]:
@@ -195,7 +199,7 @@ class Grid:
         return pd.DataFrame([self._entry(run) for run in self.done])
 
     def _entry(self, run: Run) -> dict:
-        base, after = self.base[run.settings.model], run.evaluation
+        base, after = run.base, run.evaluation
         gain = evaluation.compare(base, after)
         return {
             "run": run.name,
@@ -300,10 +304,7 @@ def check(
         LabError: two runs are the same, the directory belongs to another
             grid, or the disk is full.
     """
-    shared = _shared(splits, rewards)
-    directories = _directories(Path(output_dir), settings, shared)
-    _refuse_strange(Path(output_dir), shared, directories)
-    _refuse_full_disk(Path(output_dir))
+    _plan(settings, splits, rewards, Path(output_dir))
 
 
 def run(
@@ -331,47 +332,43 @@ def run(
         LabError: before anything is trained, if the directory belongs to
             another grid or is in use, or the disk is full.
     """
-    check(settings, splits, rewards, output_dir)
     output_dir = Path(output_dir)
-    shared = _shared(splits, rewards)
-    directories = _directories(output_dir, settings, shared)
-    with _claim(output_dir, shared):
-        for one, directory in zip(settings, directories, strict=True):
+    records = _plan(settings, splits, rewards, output_dir)
+    with _claim(output_dir, _shared(records)):
+        for one, (directory, record) in zip(
+            settings, records.items(), strict=True
+        ):
             if _status(directory)["status"] == "done":
                 _tell_done(one, directory, progress)
                 continue
-            write_json(
-                directory / "settings.json",
-                {"settings": one.to_dict(), **shared},
-            )
+            write_json(directory / "settings.json", record)
             _run_one(
                 one, directory, splits, rewards, eval_batch_size, progress
             )
             _free_memory()
-    return load(output_dir, settings, splits, rewards)
+    return load(output_dir, list(records))
 
 
 def load(
-    output_dir: Path | str,
-    settings: Sequence[RunSettings],
-    splits: Splits,
-    rewards: Sequence[Callable],
+    output_dir: Path | str, directories: Sequence[Path] | None = None
 ) -> Grid:
-    """Read a grid back from its directory, without running anything."""
+    """Read a grid back from its directory, without running anything.
+
+    Args:
+        output_dir: the grid's directory.
+        directories: the runs to read, in order; all of them by default.
+    """
     output_dir = Path(output_dir)
-    directories = _directories(output_dir, settings, _shared(splits, rewards))
+    if directories is None:
+        directories = sorted((output_dir / "runs").glob("*/"))
+    settings = [_settings(folder) for folder in directories]
     runs = tuple(
-        Run(name, one, directory, **_status(directory))
-        for name, one, directory in zip(
+        Run(name, one, folder, **_status(folder))
+        for name, one, folder in zip(
             run_names(settings), settings, directories, strict=True
         )
     )
-    base = {}
-    for one, directory in zip(settings, directories, strict=True):
-        found = Evaluation.load(_base_path(directory, one))
-        if found:
-            base[one.model] = found
-    return Grid(output_dir, runs, base)
+    return Grid(output_dir, runs)
 
 
 def estimates(
@@ -447,9 +444,18 @@ def _sources(function: Callable) -> list[str]:
     return [path.read_text() for path in sorted(folder.glob("*.py"))]
 
 
-def _shared(splits: Splits, rewards: Sequence[Callable]) -> dict:
-    """What all runs of a grid have in common, and what tells grids apart."""
-    return {
+def _plan(
+    settings: Sequence[RunSettings],
+    splits: Splits,
+    rewards: Sequence[Callable],
+    output_dir: Path,
+) -> dict[Path, dict]:
+    """Each run's directory, and the record of all that determines the run.
+
+    Raises:
+        LabError: see `check`.
+    """
+    grid = {
         "data": splits.source,
         "data_fingerprint": splits.fingerprint,
         "train_rows": len(splits.train),
@@ -458,6 +464,26 @@ def _shared(splits: Splits, rewards: Sequence[Callable]) -> dict:
         "reward_fingerprint": reward_fingerprint(rewards),
         "reading": evaluation.READING,
     }
+    records = {}
+    for one in settings:
+        weights = models.fingerprint(one.model)
+        record = {"settings": one.to_dict(), "weights": weights, "grid": grid}
+        name = f"{one.short_model}_lr{one.learning_rate:g}_{_hash(record)}"
+        records[output_dir / "runs" / name] = record
+    if len(records) < len(settings):
+        raise LabError(
+            "Two runs of this grid have the same settings, so one of them "
+            "would learn nothing new. Name each model and learning rate "
+            "once."
+        )
+    _refuse_strange(output_dir, grid, list(records))
+    _refuse_full_disk(output_dir)
+    return records
+
+
+def _shared(records: dict[Path, dict]) -> dict:
+    """What all runs of a grid have in common, and what tells grids apart."""
+    return next(iter(records.values()), {}).get("grid", {})
 
 
 def _hash(value: object) -> str:
@@ -465,33 +491,22 @@ def _hash(value: object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
-def _directories(
-    output_dir: Path, settings: Sequence[RunSettings], shared: dict
-) -> list[Path]:
-    directories = []
-    for one in settings:
-        name = f"{one.short_model}_lr{one.learning_rate:g}"
-        weights = models.fingerprint(one.model)
-        code = _hash({**one.to_dict(), **shared, "weights": weights})
-        directories.append(output_dir / "runs" / f"{name}_{code}")
-    if len(set(directories)) < len(directories):
-        raise LabError(
-            "Two runs of this grid have the same settings, so one of them "
-            "would learn nothing new. Name each model and learning rate "
-            "once."
-        )
-    return directories
+def _settings(directory: Path) -> RunSettings:
+    record = read_json(directory / "settings.json")
+    return RunSettings(**record["settings"])
 
 
-def _base_path(directory: Path, settings: RunSettings) -> Path:
+def _base_path(directory: Path) -> Path:
     """Where the evaluation of a run's base model is kept.
 
-    It depends on the model, its precision and the length of the answers;
-    the data and the reading are the grid's.
+    Runs with one base model, in one precision and with one limit on the
+    length of answers, share it; data and reading are the grid's.
     """
+    settings = _settings(directory)
+    record = read_json(directory / "settings.json")
     code = _hash(
         [
-            models.fingerprint(settings.model),
+            record["weights"],
             settings.load_in_4bit,
             settings.max_completion_length,
         ]
@@ -619,7 +634,7 @@ def _train_and_evaluate(
             settings.max_completion_length, eval_batch_size,
         ).save(path)  # fmt: skip
 
-    base_path = _base_path(directory, settings)
+    base_path = _base_path(directory)
     if not base_path.exists():
         evaluate(model, base_path)
     trainer = training.build_trainer(

@@ -451,9 +451,8 @@ else:
 
 # %%
 best = results.best
-before = results.base[best.settings.model]
 print(f"{best.name}, before and after training")
-figures.answers_table(before, best.evaluation)
+figures.answers_table(best.base, best.evaluation)
 
 # %% [markdown]
 # ## Ask the winner something new
