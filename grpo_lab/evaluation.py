@@ -166,8 +166,12 @@ def generate(
     tokenizer: PreTrainedTokenizerBase,
     prompts: list[list[dict]],
     max_new_tokens: int,
+    temperature: float = 0.0,
 ) -> list[tuple[str, int, bool]]:
-    """Greedy completions of some conversations, through the chat template.
+    """Completions of some conversations, through the chat template.
+
+    Args:
+        temperature: 0 for greedy decoding, else samples are drawn.
 
     Returns:
         For each prompt the text, its length in tokens, and whether it was
@@ -180,14 +184,17 @@ def generate(
         return_tensors="pt",
         return_dict=True,
     ).to(model.device)
-    # Sampling values that a model brings along would only raise warnings.
+    # Set every sampling value, for a model brings its own along.
+    sampling = (
+        {"do_sample": True, "temperature": temperature, "top_p": 1.0}
+        if temperature
+        else {"do_sample": False, "temperature": None, "top_p": None}
+    )
     output = model.generate(
         **inputs,
+        **sampling,
+        top_k=0 if temperature else None,
         max_new_tokens=max_new_tokens,
-        do_sample=False,
-        temperature=None,
-        top_p=None,
-        top_k=None,
         repetition_penalty=1.0,
         pad_token_id=tokenizer.pad_token_id,
     )
