@@ -22,7 +22,6 @@ is done and goes on with what is not.
 
 import contextlib
 import functools
-import gc
 import hashlib
 import inspect
 import itertools
@@ -345,7 +344,7 @@ def run(
             _run_one(
                 one, directory, splits, rewards, eval_batch_size, progress
             )
-            _free_memory()
+            models.free_memory()
     return load(output_dir, list(records))
 
 
@@ -680,11 +679,3 @@ def _reason(error: Exception) -> str:
         f"{type(error).__name__}: {first_line}. The full traceback is in "
         "error.txt in the run's directory."
     )
-
-
-def _free_memory() -> None:
-    """Give back what a finished run held, before the next one loads."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()

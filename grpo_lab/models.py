@@ -7,6 +7,7 @@ what a run will take.
 """
 
 import difflib
+import gc
 import hashlib
 import importlib.util
 import os
@@ -596,6 +597,14 @@ def device_memory() -> Device:
         return Device(gpu.name, gpu.total_memory / GIB, is_gpu=True)
     ram = psutil.virtual_memory().total / GIB
     return Device(f"this CPU ({os.cpu_count()} cores)", ram, is_gpu=False)
+
+
+def free_memory() -> None:
+    """Give back what a deleted model held, before the next one loads."""
+    gc.collect()  # a trainer and its model point at each other
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
 
 
 @dataclass(frozen=True)

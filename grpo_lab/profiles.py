@@ -270,7 +270,6 @@ FULL = Profile(
         "lora_alpha": 64,
         "optimizer": "adamw_bnb_8bit",
         "gradient_checkpointing": True,
-        "save_steps": 5,
     },
 )
 

@@ -20,7 +20,7 @@
 #
 # | profile | machine | time | memory |
 # | --- | --- | --- | --- |
-# | `full` | GPU with 80 GB or more | about 10 h, estimated | 40 GB, estimated |
+# | `full` | GPU with 80 GB or more | about 15 h, estimated | 40 GB, estimated |
 # | `lite` | GPU with 15 GB or more | about 3 h on a T4, estimated | 10 GB, estimated |
 # | `pocket` | 2 CPU cores, no GPU, no network | 8 min, measured | 2 GiB, measured |
 #
@@ -328,7 +328,9 @@ built = training.grpo_config(first, output_dir / "one_run", len(splits.train))
 same = [name for name in vars(arguments) if name in training.WHAT_IS_LEARNED]
 assert all(getattr(arguments, n) == getattr(built, n) for n in same)
 print(f"{len(same)} settings compared, all as in the package")
+
 del trainer, policy
+models.free_memory()
 
 # %% [markdown]
 # ## Run it
