@@ -1,0 +1,56 @@
+"""Files that a crash never leaves half-written."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from grpo_lab.errors import LabError
+from grpo_lab.files import read_json, write_json, write_whole
+
+
+def test_json_there_and_back(tmp_path):
+    path = tmp_path / "new" / "folder" / "value.json"
+    value = {"text": "Größe ≤ 1 \u2028", "list": [1, 2.5, None, True]}
+    write_json(path, value)
+    assert read_json(path) == value
+    assert [file.name for file in path.parent.iterdir()] == ["value.json"]
+    assert read_json(tmp_path / "none.json") is None
+
+
+def test_files_are_utf8_on_any_machine(tmp_path):
+    """A Windows or POSIX locale must not decide how answers are written."""
+    program = (
+        "from grpo_lab.files import read_json, write_json\n"
+        f"path = {str(tmp_path / 'value.json')!r}\n"
+        "write_json(path, '\\xe9 \\u2264 1')\n"
+        "assert read_json(path) == '\\xe9 \\u2264 1'"
+    )
+    environment = {**os.environ, "LC_ALL": "POSIX", "PYTHONCOERCECLOCALE": "0"}
+    subprocess.run(
+        [sys.executable, "-X", "utf8=0", "-c", program],
+        env=environment,
+        check=True,
+    )
+    assert read_json(tmp_path / "value.json") == "é ≤ 1"
+
+
+def test_the_old_file_stays_when_writing_fails(tmp_path, monkeypatch):
+    path = tmp_path / "result.json"
+    write_json(path, "old")
+
+    def full(source, target):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(LabError, match="No space left.*Free some space"):
+        write_json(path, "new")
+    assert read_json(path) == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_place_that_is_no_folder_is_told(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LabError, match="Could not write .*file/under"):
+        write_whole(tmp_path / "file" / "under", "text")
