@@ -26,6 +26,7 @@ import hashlib
 import inspect
 import itertools
 import json
+import re
 import shutil
 import time
 import traceback
@@ -423,8 +424,9 @@ def reward_fingerprint(rewards: Sequence[Callable]) -> str:
     """Hash of the rewards' source, and of the package that grades answers.
 
     A function from a package counts with every module of that package,
-    since its helpers decide what it pays; one from a notebook counts with
-    its own text.
+    since its helpers decide what it pays; one from a notebook with its own
+    text, that of the notebook's functions that it calls, and the plain
+    values that it reads.
     """
     digest = hashlib.sha256()
     for function in [*rewards, evaluation.is_correct]:
@@ -435,12 +437,26 @@ def reward_fingerprint(rewards: Sequence[Callable]) -> str:
 
 
 def _sources(function: Callable) -> list[str]:
-    package = inspect.getmodule(function)
-    file = getattr(package, "__file__", None)
-    if file is None or "." not in function.__module__:
-        return [inspect.getsource(function)]
-    folder = Path(file).parent
-    return [path.read_text() for path in sorted(folder.glob("*.py"))]
+    file = getattr(inspect.getmodule(function), "__file__", None)
+    if file is not None and "." in function.__module__:
+        modules = sorted(Path(file).parent.glob("*.py"))
+        return [path.read_text(encoding="utf-8") for path in modules]
+    texts, waiting, seen = [], [function], {function}
+    while waiting:
+        one = waiting.pop()
+        texts.append(inspect.getsource(one))
+        used = inspect.getclosurevars(one)
+        for name, value in sorted({**used.globals, **used.nonlocals}.items()):
+            if isinstance(value, str | int | float | re.Pattern):
+                texts.append(f"{name} = {value!r}")
+            elif (
+                inspect.isfunction(value)
+                and value.__module__ == function.__module__
+                and value not in seen
+            ):
+                waiting.append(value)
+                seen.add(value)
+    return texts
 
 
 def _plan(
@@ -534,6 +550,11 @@ def _claim(output_dir: Path, shared: dict) -> Iterator[None]:
 def _refuse_strange(
     output_dir: Path, shared: dict, directories: Sequence[Path]
 ) -> None:
+    if output_dir.exists() and not output_dir.is_dir():
+        raise LabError(
+            f"{output_dir} is a file, but the results of a grid need a "
+            "directory. Choose another OUTPUT_DIR."
+        )
     found = read_json(output_dir / "grid.json")
     if found is None:
         inside = output_dir.iterdir() if output_dir.exists() else []
@@ -600,7 +621,8 @@ def _run_one(
     progress: Progress | None,
 ) -> None:
     """One run from start to result, or to the reason why it failed."""
-    (directory / "result.json").unlink(missing_ok=True)
+    for old in ("result.json", "error.txt"):
+        (directory / old).unlink(missing_ok=True)
     result = {"status": "done"}
     try:
         _note_environment(directory)
