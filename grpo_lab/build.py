@@ -69,7 +69,7 @@ EDITIONS = (
     Edition(
         folder="lite",
         profile="lite",
-        banner="**Lite edition**: a GPU with less than 80 GB of memory, or "
+        banner="**Lite edition**: a GPU with 15 to 80 GB of memory, or "
         "no GPU at all: then the embedded pocket models run on two CPU "
         "cores. For 80 GB and more take the [full edition]({other}).",
         other="notebooks",

@@ -215,6 +215,15 @@ def _row(raw: dict, source: Source) -> Row:
     return {"question": raw[source.question], "answer": raw[source.answer]}
 
 
+HUB_ERRORS = (
+    OSError,
+    ValueError,
+    datasets.exceptions.DatasetsError,
+    httpx.HTTPError,
+)
+"""What `datasets` raises when it can't reach, find or read a data set."""
+
+
 def _read_hub(source: Source) -> tuple[list[Row], list[Row]]:
     """Both splits of the pinned revision, without what can't be used.
 
@@ -226,7 +235,7 @@ def _read_hub(source: Source) -> tuple[list[Row], list[Row]]:
         loaded = datasets.load_dataset(
             source.hub_id, source.config, revision=source.revision
         )
-    except (OSError, httpx.HTTPError) as error:
+    except HUB_ERRORS as error:
         raise LabError(
             f"The data set {source.hub_id} can't be had from the Hub: "
             f"{error}. Connect to the internet and try again; or download "
@@ -337,7 +346,7 @@ def _read_jsonl(file: Path) -> list[dict]:
 
 def _read_parquet(file: Path) -> list[dict]:
     try:
-        return pyarrow.parquet.read_table(file).to_pylist()
+        return pyarrow.parquet.read_table(file, partitioning=None).to_pylist()
     except (OSError, pyarrow.ArrowException) as error:
         raise LabError(
             f"{file} can't be read as parquet: {error}. Download or write "
@@ -398,11 +407,11 @@ def _check_golds(rows: list[Row], source: Source) -> None:
             if source.latex
             else "a number, or a text that ends in '#### 72'"
         )
-        shown = ", ".join(f"'...{gold[-40:]}'" for gold in unreadable[:3])
+        shown = ", ".join(repr(gold[-40:]) for gold in unreadable[:3])
         raise LabError(
             f"{len(unreadable)} of {len(rows)} answers can't be read, so no "
-            f"completion for them could be right: {shown}. An answer must "
-            f"be {form}. Mend or delete those rows."
+            f"completion for them could be right. The first of them end in: "
+            f"{shown}. An answer must be {form}. Mend or delete those rows."
         )
 
 

@@ -22,12 +22,12 @@ def prepare() -> None:
     # On a machine with several GPUs the trainer would split each batch over
     # all of them, which a 4-bit model can't do.
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")
-    # The Hub's client and TRL both count their users unless told not to.
+    # Without this TRL tells its makers of every trainer that is built.
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    # bitsandbytes offers to download a faster CPU kernel; code that comes
-    # from a hub at run time is not wanted here.
+    # It tells that the package `kernels` is missing, through which it would
+    # download a CPU kernel at run time. That is code from a hub, so the
+    # package is left out on purpose.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", message=".*gradient_checkpointing")
 

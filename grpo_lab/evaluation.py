@@ -20,7 +20,9 @@ from datasets import Dataset
 from scipy import stats
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from grpo_lab.errors import LabError
 from grpo_lab.files import read_json, write_json
+from grpo_lab.prompts import TEMPLATE_VALUES
 from rewards import is_correct, soft_format_reward
 
 READING = "flexible"
@@ -148,12 +150,23 @@ def evaluate(
 def grade(
     question: str, gold: str, text: str, tokens: int, truncated: bool
 ) -> Answer:
-    """One completion as a graded `Answer`."""
+    """One completion as a graded `Answer`.
+
+    Raises:
+        LabError: the gold holds no number, so nothing can be graded.
+    """
+    correct = is_correct(text, gold, policy=READING)
+    if correct is None:
+        raise LabError(
+            f"The gold {gold[-60:]!r} holds no number to compare an answer "
+            "with. Evaluation reads golds like GSM8K's, which end in "
+            "'#### 7'. Type DATA = 'gsm8k' or DATA = 'pocket'."
+        )
     return Answer(
         question=question,
         gold=gold,
         text=text,
-        correct=bool(is_correct(text, gold, policy=READING)),
+        correct=correct,
         tagged=soft_format_reward([text])[0] > 0,
         tokens=tokens,
         truncated=truncated,
@@ -183,6 +196,7 @@ def generate(
         padding=True,
         return_tensors="pt",
         return_dict=True,
+        **TEMPLATE_VALUES,
     ).to(model.device)
     # Set every sampling value, for a model brings its own along.
     sampling = (

@@ -37,7 +37,7 @@ HEALTH = {
     "truncated_share": "Completions cut (share)",
     "mean_length": "Length (tokens)",
     "entropy": "Entropy of the policy (nats)",
-    "loss": "Loss (near 0 by construction)",
+    "loss": "Loss (no sign of progress)",
 }
 """Panels of `health_curves`: columns of metrics.csv, and their titles."""
 
@@ -163,7 +163,7 @@ class LiveTable:
             *(f"{recent[part]:.2f}" for part in self.parts),
             f"{recent['zero_spread_share']:.0%}",
             f"{recent['truncated_share']:.0%}",
-            f"{left:.0f} s" if left else "done",
+            f"{left:.0f} s" if left else "trained",
         ]
         run, *numbers = (f"<td>{cell}</td>" for cell in cells)
         run = run.replace("<td>", '<td style="text-align: left">')

@@ -36,15 +36,28 @@ from functools import cached_property
 from pathlib import Path
 
 import filelock
+import numpy as np
 import pandas as pd
 import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo_lab import environment, evaluation, models, training
 from grpo_lab.data import Splits
 from grpo_lab.errors import LabError
 from grpo_lab.evaluation import Evaluation
-from grpo_lab.files import read_json, write_json
+from grpo_lab.files import read_json, write_json, write_whole
 from grpo_lab.profiles import RunSettings, run_names
+from rewards import gold_number
+
+LEADERBOARD = (
+    "run", "model", "learning_rate",
+    "before", "before_low", "before_high",
+    "after", "after_low", "after_high",
+    "gain", "gain_low", "gain_high", "p_value",
+    "tagged_before", "tagged_after", "truncated_after", "tokens_after",
+    "seconds", "peak_memory_gib",
+)  # fmt: skip
+"""Columns of `Grid.leaderboard`."""
 
 SPARE_GIB = 0.5
 """Free disk space below which no run is started, beside its checkpoints."""
@@ -196,7 +209,8 @@ class Grid:
         the paired difference to the run's own base model, `p_value` from
         the exact McNemar test; times in seconds, memory in GiB.
         """
-        return pd.DataFrame([self._entry(run) for run in self.done])
+        entries = [self._entry(run) for run in self.done]
+        return pd.DataFrame(entries, columns=LEADERBOARD)
 
     def _entry(self, run: Run) -> dict:
         base, after = run.base, run.evaluation
@@ -254,11 +268,7 @@ class Grid:
                     "reason": run.reason,
                     "directory": run.directory.name,
                     "settings": run.settings.to_dict(),
-                    "last_step": (
-                        run.metrics.iloc[-1].dropna().to_dict()
-                        if len(run.metrics)
-                        else {}
-                    ),
+                    "last_step": _last_step(run.metrics),
                 }
                 for run in self.runs
             ],
@@ -305,6 +315,14 @@ def check(
             grid, or the disk is full.
     """
     _plan(settings, splits, rewards, Path(output_dir))
+
+
+def _last_step(metrics: pd.DataFrame) -> dict:
+    """The last row of metrics as plain JSON: no NaN, no infinity."""
+    if metrics.empty:
+        return {}
+    row = metrics.iloc[-1].astype(float)
+    return row[np.isfinite(row)].to_dict()
 
 
 def run(
@@ -371,21 +389,64 @@ def load(
     return Grid(output_dir, runs)
 
 
+@dataclass(frozen=True)
+class Pace:
+    """How long a step's rollouts take, measured once on one policy.
+
+    Attributes:
+        seconds: of sampling one step's completions.
+        layers: of the model that was measured.
+    """
+
+    seconds: float
+    layers: int
+
+
+def measure_pace(
+    policy: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    settings: RunSettings,
+    splits: Splits,
+) -> Pace:
+    """Sample the completions of one optimiser step and take the time."""
+    endless = itertools.cycle(splits.train["prompt"])
+    prompts = list(itertools.islice(endless, settings.completions_per_step))
+    limit = settings.max_completion_length
+    started = time.monotonic()
+    evaluation.generate(policy, tokenizer, prompts, limit, temperature=1.0)
+    seconds = time.monotonic() - started
+    return Pace(seconds, policy.config.num_hidden_layers)
+
+
 def estimates(
-    settings: Sequence[RunSettings], train_rows: int, prompt_tokens: int
+    settings: Sequence[RunSettings],
+    train_rows: int,
+    prompt_tokens: int,
+    pace: Pace,
 ) -> pd.DataFrame:
     """What each run will take, before it starts.
+
+    A step is taken to last twice as long as its rollouts, since computing
+    the gradient costs about as much again, and to grow with the number of
+    layers: a guess of the right size, no promise.
 
     Args:
         settings: the runs.
         train_rows: questions in the training set.
         prompt_tokens: length of the longest prompt.
+        pace: from `measure_pace`.
 
     Returns:
         A row for each run: optimiser steps, completions per step and in all,
-        the memory it needs and the memory there is, both in GiB.
+        the memory it needs and the memory there is, both in GiB, and the
+        minutes of its training.
     """
     device = models.device_memory()
+
+    def minutes(one: RunSettings) -> float:
+        layers = models.entry(one.model).num_layers / pace.layers
+        return one.steps(train_rows) * 2 * pace.seconds * layers / 60
+
     return pd.DataFrame(
         [
             {
@@ -397,6 +458,7 @@ def estimates(
                 * one.completions_per_step,
                 "needs GiB": _memory(one, prompt_tokens).total,
                 "there are GiB": device.memory,
+                "minutes, about": minutes(one),
             }
             for name, one in zip(run_names(settings), settings, strict=True)
         ]
@@ -470,6 +532,7 @@ def _plan(
     Raises:
         LabError: see `check`.
     """
+    _refuse_unreadable(splits)
     grid = {
         "data": splits.source,
         "data_fingerprint": splits.fingerprint,
@@ -494,6 +557,22 @@ def _plan(
     _refuse_strange(output_dir, grid, list(records))
     _refuse_full_disk(output_dir)
     return records
+
+
+def _refuse_unreadable(splits: Splits) -> None:
+    """The rewards and the evaluation of a grid read golds as numbers."""
+    unread = [
+        gold
+        for gold in [*splits.train["answer"], *splits.eval["answer"]]
+        if gold_number(gold) is None
+    ]
+    if unread:
+        raise LabError(
+            f"{len(unread)} golds hold no number that an answer could be "
+            f"compared with, the first {unread[0][-60:]!r}. A grid grades "
+            "numbers, as GSM8K has them after '####'. Type DATA = 'gsm8k' "
+            "or DATA = 'pocket'."
+        )
 
 
 def _shared(records: dict[Path, dict]) -> dict:
@@ -533,18 +612,26 @@ def _base_path(directory: Path) -> Path:
 @contextlib.contextmanager
 def _claim(output_dir: Path, shared: dict) -> Iterator[None]:
     """Hold a grid's directory for one process at a time."""
+    lock = filelock.FileLock(output_dir / "grid.lock", timeout=0)
     try:
         output_dir.mkdir(parents=True, exist_ok=True)
-        lock = filelock.FileLock(output_dir / "grid.lock", timeout=0)
-        with lock:
-            write_json(output_dir / "grid.json", shared)
-            yield
+        lock.acquire()
     except filelock.Timeout:
         raise LabError(
             f"Another process is running a grid in {output_dir} right now, "
             "and two would write over each other. Wait for it, stop it, or "
             "choose another OUTPUT_DIR."
         ) from None
+    except OSError as error:
+        raise LabError(
+            f"Nothing can be written to {output_dir}: {error.strerror}. "
+            "Choose another OUTPUT_DIR, one that you may write to."
+        ) from error
+    try:
+        write_json(output_dir / "grid.json", shared)
+        yield
+    finally:
+        lock.release()
 
 
 def _refuse_strange(
@@ -631,8 +718,8 @@ def _run_one(
         )
     except Exception as error:
         result = {"status": "failed", "reason": _reason(error)}
-        with contextlib.suppress(OSError):  # a full disk takes no more text
-            (directory / "error.txt").write_text(traceback.format_exc())
+        with contextlib.suppress(LabError):  # a full disk takes no text
+            write_whole(directory / "error.txt", traceback.format_exc())
     write_json(directory / "result.json", result)
 
 

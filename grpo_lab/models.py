@@ -7,6 +7,7 @@ what a run will take.
 """
 
 import difflib
+import functools
 import gc
 import hashlib
 import importlib.util
@@ -490,8 +491,8 @@ def _locate(name: str) -> tuple[str, str]:
 def fingerprint(name: str) -> str:
     """What tells two states of a model apart: Hub revision or file contents.
 
-    Of a local folder the config and the first 16 MiB of each weight file are
-    hashed, with its size. A name that can't be located is its own
+    Every weight, config, tokenizer and template file of a local folder is
+    hashed. A name that can't be located is its own
     fingerprint, so that a grid can record it as a failed run.
     """
     try:
@@ -502,12 +503,18 @@ def fingerprint(name: str) -> str:
     if not folder.is_dir():
         return f"{where}@{revision}"
     digest = hashlib.sha256()
-    for file in sorted(folder.glob("*")):
-        if file.name == "config.json" or file.suffix == ".safetensors":
-            digest.update(f"{file.name} {file.stat().st_size}".encode())
-            with file.open("rb") as opened:
-                digest.update(opened.read(16 * 2**20))
+    for file in sorted(folder.iterdir()):
+        if file.suffix in (".safetensors", ".json", ".jinja", ".model"):
+            state = file.stat()
+            digest.update(_file_hash(file, state.st_size, state.st_mtime_ns))
     return digest.hexdigest()
+
+
+@functools.cache
+def _file_hash(file: Path, size: int, modified: int) -> bytes:
+    """Hash of a file; read once as long as its size and time stay."""
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").digest()
 
 
 def smollm2_folder() -> Path:

@@ -1,7 +1,7 @@
 """The one table of sizes, rates and lengths: a row for each kind of machine.
 
 `PROFILE` in a lesson picks a row; any other parameter overrides one value of
-it. Nothing else in the package holds a size of its own.
+it. No lesson holds a size of its own.
 """
 
 import difflib
@@ -9,6 +9,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from grpo_lab.errors import LabError
+
+SCHEDULERS = {
+    "linear": "linear",
+    "cosine": "cosine",
+    # Plain "constant" of transformers would skip the warm-up.
+    "constant": "constant_with_warmup",
+}
+"""Courses of the learning rate after the warm-up, and transformers' names."""
 
 ATTENTION_QV = ("q_proj", "v_proj")
 """The published choice: two projections of each attention layer."""
@@ -18,6 +26,24 @@ ALL_LINEAR = (
     "gate_proj", "up_proj", "down_proj",
 )  # fmt: skip
 """Every linear layer of a Llama or Qwen block."""
+
+
+RANGES = {
+    "max_completion_length": (1, 1_000_000),
+    "max_steps": (0, 10_000_000),
+    "num_epochs": (0.001, 1_000),
+    "temperature": (0.01, 10),
+    "top_p": (0.01, 1),
+    "top_k": (0, 1_000_000),
+    "beta": (0, 10),
+    "lora_r": (1, 4096),
+    "lora_alpha": (1, 65536),
+    "lora_dropout": (0, 0.99),
+    "warmup_share": (0, 1),
+    "save_steps": (1, 10_000_000),
+    "seed": (0, 2**32 - 1),
+}
+"""Least and most that a setting may be, where no group size is involved."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +69,7 @@ class RunSettings:
         beta: weight of the KL penalty; 0 needs no reference model.
         lora_r, lora_alpha, lora_dropout, target_modules: the adapter.
         load_in_4bit: NF4 with double quantisation, else 16 or 32 bit.
-        lr_scheduler: "linear" (to zero), "constant" or "cosine"; all after
-            the warm-up.
+        lr_scheduler: a key of `SCHEDULERS`; "linear" and "cosine" end at 0.
         save_steps: optimiser steps between checkpoints; 1 loses least.
     """
 
@@ -116,20 +141,17 @@ class RunSettings:
                 "is a whole number of forward passes. Type for example "
                 f"MICRO_BATCH = {self.num_generations}."
             )
-        at_least = {
-            "max_completion_length": 1,
-            "max_steps": 0,
-            "lora_r": 1,
-            "save_steps": 1,
-            "temperature": 0.01,
-            "beta": 0,
-        }
-        for name, least in at_least.items():
-            if getattr(self, name) < least:
+        if self.lr_scheduler not in SCHEDULERS:
+            raise LabError(
+                f"There is no scheduler {self.lr_scheduler!r}; choose one of "
+                f"{', '.join(SCHEDULERS)}."
+            )
+        for name, (least, most) in RANGES.items():
+            value = getattr(self, name)
+            if not least <= value <= most:
                 raise LabError(
-                    f"{name.upper()} is {getattr(self, name)}, but the least "
-                    f"that makes sense is {least}. Type {name.upper()} = "
-                    f"{max(least, 1)} or more."
+                    f"{name.upper()} is {value}, but it must lie between "
+                    f"{least:g} and {most:g}."
                 )
 
     @property
@@ -171,13 +193,16 @@ def run_names(settings: Sequence[RunSettings]) -> list[str]:
     """
     always = ("model", "learning_rate")
     rows = [one.to_dict() for one in settings]
+    models = {one.model for one in settings}
+    clash = len({one.short_model for one in settings}) < len(models)
     varied = [
         name
         for name in (rows[0] if rows else {})
         if name not in always and any(r[name] != rows[0][name] for r in rows)
     ]
     return [
-        f"{one.short_model} lr={one.learning_rate:g}"
+        f"{one.model if clash else one.short_model} "
+        f"lr={one.learning_rate:g}"
         + "".join(f" {name}={row[name]}" for name in varied)
         for one, row in zip(settings, rows, strict=True)
     ]
@@ -328,7 +353,7 @@ def choose(name: str, gpu_memory: float) -> Profile:
 
     Args:
         name: "full", "lite" or "pocket".
-        gpu_memory: memory of the largest GPU here, in GiB; 0 without one.
+        gpu_memory: memory of the first GPU here, in GiB; 0 without one.
 
     Returns:
         The profile of that name. Where there is no GPU at all, "lite" means
@@ -349,11 +374,12 @@ def choose(name: str, gpu_memory: float) -> Profile:
     profile = PROFILES[name]
     if gpu_memory < profile.gpu_memory:
         smaller = "lite" if name == "full" and gpu_memory >= 14 else "pocket"
-        here = f"{gpu_memory:.0f} GiB" if gpu_memory else "no GPU"
+        here = f"{gpu_memory:.1f} GiB" if gpu_memory else "no GPU"
         missing = profile.gpu_memory - gpu_memory
         raise LabError(
             f"PROFILE = {name!r} needs {profile.needs}, but this machine has "
-            f"{here}: {missing:.0f} GiB too little. Type PROFILE = "
-            f"{smaller!r}, or choose a machine with a larger GPU."
+            f"{here}: {missing:.1f} GiB too little. Type PROFILE = "
+            f"{smaller!r} (make demo ARGS='-p PROFILE {smaller}'), or choose "
+            "a machine with a larger GPU."
         )
     return profile

@@ -20,6 +20,14 @@ THINK_PROMPT = (
 """For LaTeX answers (NuminaMath-TIR)."""
 
 
+TEMPLATE_VALUES = {"date_string": "26 Jul 2024"}
+"""What every chat template is given beside the messages.
+
+Llama 3's template writes today's date into the system message unless it is
+told one, so that the same run would see another prompt tomorrow.
+"""
+
+
 def messages(question: str, system_prompt: str) -> list[dict[str, str]]:
     """The conversation that ends where the policy starts to write.
 

@@ -7,6 +7,7 @@ to docs/ and the table between the two marks in README.md.
 """
 
 import argparse
+import sys
 from pathlib import Path
 
 from grpo_lab import figures, grid
@@ -47,15 +48,18 @@ def show(output_dir: Path, root: Path = ROOT) -> None:
             f"{output_dir} holds no results.json, so the lesson has not been "
             "run to its end there. Type `make demo`, then name its folder."
         )
-    runs = grid.load(output_dir / "grid")
+    grid_dir = output_dir / "grid"
+    planned = [grid_dir / "runs" / r["directory"] for r in results["runs"]]
+    runs = grid.load(grid_dir, planned)
     pictures = {
         "grid_search_rewards": figures.reward_curves(runs, FIVE_PART),
         "grid_search_accuracy": figures.leaderboard_figure(runs.leaderboard()),
     }
+    (root / "docs").mkdir(exist_ok=True)
     for name, figure in pictures.items():
         figure.savefig(root / "docs" / f"{name}.png", dpi=90)
     readme = root / "README.md"
-    before, _, rest = readme.read_text().partition(BEGIN)
+    before, _, rest = readme.read_text(encoding="utf-8").partition(BEGIN)
     _, _, after = rest.partition(END)
     table = markdown(results, runs)
     write_whole(readme, f"{before}{BEGIN}\n{table}\n{END}{after}")
@@ -65,7 +69,10 @@ def main() -> None:
     """Command line: the output directory of the lesson."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("output_dir", type=Path)
-    show(parser.parse_args().output_dir)
+    try:
+        show(parser.parse_args().output_dir)
+    except LabError as error:
+        sys.exit(str(error))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ teach nothing; the traps that they guard against are told beside each.
 import csv
 import math
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -31,7 +30,8 @@ from trl import GRPOConfig, GRPOTrainer
 from grpo_lab.errors import LabError
 from grpo_lab.files import read_json, write_json, write_whole
 from grpo_lab.models import compute_dtype, precision_flags
-from grpo_lab.profiles import RunSettings
+from grpo_lab.profiles import SCHEDULERS, RunSettings
+from grpo_lab.prompts import TEMPLATE_VALUES
 
 METRICS = {
     "reward": "reward",
@@ -106,11 +106,12 @@ def grpo_config(
         temperature=settings.temperature,
         top_p=settings.top_p,
         top_k=settings.top_k,
+        chat_template_kwargs=dict(TEMPLATE_VALUES),
         min_p=None,
         repetition_penalty=1.0,
         # What is learned from it
         learning_rate=settings.learning_rate,
-        lr_scheduler_type=settings.lr_scheduler,
+        lr_scheduler_type=SCHEDULERS[settings.lr_scheduler],
         warmup_steps=round(settings.warmup_share * steps),
         optim=settings.optimizer,
         weight_decay=settings.weight_decay,
@@ -127,6 +128,7 @@ def grpo_config(
         max_steps=steps,
         gradient_checkpointing=settings.gradient_checkpointing,
         **precision_flags(),
+        use_cpu=not torch.cuda.is_available(),
         # What is kept
         logging_steps=1,
         # Else a loss of NaN would be logged as 0.
@@ -376,7 +378,10 @@ def longest_prompt(
 ) -> int:
     """Tokens of the longest prompt, rendered with the chat template."""
     rendered = tokenizer.apply_chat_template(
-        list(prompts), add_generation_prompt=True, return_dict=True
+        list(prompts),
+        add_generation_prompt=True,
+        return_dict=True,
+        **TEMPLATE_VALUES,
     )
     return max(len(ids) for ids in rendered["input_ids"])
 
@@ -511,6 +516,8 @@ class Recorder(TrainerCallback):
         # A killed run may have logged a step that no checkpoint holds: it
         # will be done again, so its row must not stand twice.
         write_whole(self.path, _csv_text(self.columns, kept))
+        if torch.cuda.is_available():  # forget the base model's evaluation
+            torch.cuda.reset_peak_memory_stats()
         self.board = SummaryWriter(
             str(self.board_dir), purge_step=state.global_step + 1
         )
@@ -614,10 +621,7 @@ def train(trainer: GRPOTrainer) -> None:
             weights = load_file(checkpoint / "adapter_model.safetensors")
             set_peft_model_state_dict(trainer.model, weights)
             return
-    with warnings.catch_warnings():
-        # Renamed in transformers, still read under its old name by TRL.
-        warnings.filterwarnings("ignore", message=".*gradient_checkpointing")
-        trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
+    trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
 
 
 def _learned(arguments: GRPOConfig) -> dict[str, str]:

@@ -64,9 +64,7 @@ print(environment.describe())
 # %% tags=["parameters"]
 PROFILE: str = "lite"  # full, lite or pocket; lite is pocket without a GPU
 MODELS: list[str] = []  # base models: names, Hub ids or local folders
-LEARNING_RATES: list[
-    float
-] = []  # peak learning rates, each tried on each model
+LEARNING_RATES: list[float] = []  # peak rates, each tried on each model
 DATA: str = ""  # gsm8k, or pocket for the embedded problems
 DATA_PATH: str = ""  # a folder with train and test files of your own
 TRAIN_ROWS: int = 0  # questions to train on
@@ -130,6 +128,18 @@ rows = splits.train.to_pandas()[["question", "answer"]]
 figures.table(rows.head(2))
 
 # %% [markdown]
+# Before a model is loaded: can this grid run at all? `OUTPUT_DIR` must be
+# this grid's own, and the disk must have room.
+
+# %%
+from grpo_lab import grid
+from rewards import FIVE_PART
+
+grid_dir = output_dir / "grid"
+grid.check(settings, splits, FIVE_PART, grid_dir)
+print(f"{grid_dir} can be used.")
+
+# %% [markdown]
 # The gold is what follows `####`; the lines above it are a worked solution,
 # which GRPO never shows to the policy. All that the policy sees is a prompt:
 # the system message, which asks for tags, and the question, rendered with
@@ -158,8 +168,6 @@ print(prompt)
 # To see what they pay, score completions that you can check by eye.
 
 # %%
-from rewards import FIVE_PART
-
 question = "Ada has 12 pens and loses 5. How many are left?"
 completions = {
     "right, well tagged": (
@@ -191,17 +199,16 @@ figures.reward_table(completions, "#### 7", FIVE_PART)
 # %% [markdown]
 # ## The grid
 #
-# Every base model is tried with every learning rate. Memory is estimated from
-# the shape of the model before anything starts, and compared with what this
-# machine has.
+# Here is what the grid will do and what it will take. Memory is estimated from
+# the shape of each model. Time is guessed from one step's rollouts, which the
+# policy that is loaded now writes for the purpose.
 
 # %%
-from grpo_lab import grid, training
+from grpo_lab import training
 
-grid_dir = output_dir / "grid"
-grid.check(settings, splits, FIVE_PART, grid_dir)
 longest = training.longest_prompt(tokenizer, splits.train["prompt"])
-plan = grid.estimates(settings, len(splits.train), longest)
+pace = grid.measure_pace(policy, tokenizer, first, splits)
+plan = grid.estimates(settings, len(splits.train), longest, pace)
 figures.grid_table(plan)
 
 # %% [markdown]
@@ -264,6 +271,8 @@ print(f"on {', '.join(first.target_modules)}")
 # %%
 from trl import GRPOConfig
 
+from grpo_lab import prompts
+
 steps = first.steps(len(splits.train))
 arguments = GRPOConfig(
     output_dir=str(output_dir / "one_run"),
@@ -273,11 +282,12 @@ arguments = GRPOConfig(
     temperature=first.temperature,
     top_p=first.top_p,
     top_k=first.top_k,
+    chat_template_kwargs=prompts.TEMPLATE_VALUES,
     min_p=None,
     repetition_penalty=1.0,
     # what is learned from it
     learning_rate=first.learning_rate,
-    lr_scheduler_type=first.lr_scheduler,
+    lr_scheduler_type=profiles.SCHEDULERS[first.lr_scheduler],
     warmup_steps=round(first.warmup_share * steps),
     optim=first.optimizer,
     weight_decay=first.weight_decay,
@@ -287,12 +297,14 @@ arguments = GRPOConfig(
     beta=first.beta,
     loss_type="dapo",
     scale_rewards="group",
+    num_iterations=1,
     max_steps=steps,
     # how it fits into memory
     per_device_train_batch_size=first.micro_batch,
     gradient_accumulation_steps=first.accumulation_steps,
     gradient_checkpointing=first.gradient_checkpointing,
     **models.precision_flags(),
+    use_cpu=not device.is_gpu,
     # what is kept
     report_to="none",
     seed=first.seed,
@@ -325,9 +337,10 @@ figures.table(training.facts(trainer))
 
 # %%
 built = training.grpo_config(first, output_dir / "one_run", len(splits.train))
-same = [name for name in vars(arguments) if name in training.WHAT_IS_LEARNED]
-assert all(getattr(arguments, n) == getattr(built, n) for n in same)
-print(f"{len(same)} settings compared, all as in the package")
+for name in training.WHAT_IS_LEARNED:
+    assert getattr(arguments, name) == getattr(built, name), name
+assert adapter == training.lora_config(first)
+print(f"{len(training.WHAT_IS_LEARNED)} settings compared, all the same")
 
 del trainer, policy
 models.free_memory()
@@ -335,10 +348,11 @@ models.free_memory()
 # %% [markdown]
 # ## Run it
 #
-# > **"The loss is 0, is it broken?"** No. GRPO centres the rewards of each
-# > group, so its advantages add up to 0, and so does the loss, nearly: at
-# > every step, by construction. Its *gradient* is not 0, and that is what
-# > trains. Watch the reward.
+# > **"The loss is about 0 and does not fall, is it broken?"** No. GRPO centres
+# > the rewards of each group, so its advantages add up to 0. What is left in
+# > the value of the loss tells whether the better completions were the longer
+# > ones, and not how good they were. Its *gradient* is what trains. Watch the
+# > reward.
 #
 # **What you should see**: the reward of at least one run climbs, first
 # through the format parts, then through correctness. With a learning rate
@@ -414,6 +428,10 @@ print(f"{len(results.warnings())} warnings")
 # - **before**, **after**: accuracy, with its 95 % Wilson interval;
 # - **gain**: the paired difference on the same questions, with its interval;
 # - **p**: exact McNemar test: could chance alone explain the gain?
+#
+# One caution: the best of several runs is picked by the same questions that
+# measure it, so its own figure is a little too good. The more runs and the
+# fewer questions, the more so.
 
 # %%
 board = results.leaderboard()
@@ -465,9 +483,11 @@ figures.answers_table(best.base, best.evaluation)
 # %%
 from peft import PeftModel
 
-from grpo_lab import evaluation, prompts
+from grpo_lab import evaluation
 
-base, tokenizer = models.load_policy(best.settings.model)
+base, tokenizer = models.load_policy(
+    best.settings.model, best.settings.load_in_4bit
+)
 winner = PeftModel.from_pretrained(base, best.adapter)
 question = (
     "Zoe has 53 shells. Zoe loses 17 of them. "
@@ -488,7 +508,7 @@ print(f"{question}\n\n{answer}\n\n{tokens} tokens{', cut' if cut else ''}")
 print(f"tensorboard --host localhost --logdir {grid_dir / 'runs'}")
 
 # %% [markdown]
-# It shows a run as `runs/<run>/tensorboard`. What the policy wrote at each
+# It shows each run as `<run>/tensorboard`. What the policy wrote at each
 # step, with every reward, lies beside it in `completions/` as parquet files.
 
 # %% [markdown]
@@ -524,18 +544,24 @@ assert not even.any(), "a group without spread has nothing to teach"
 # favour of the first. With how many held-out questions does the exact test
 # reach p < 0.05? Be ready for an answer that is no good news.
 
+
 # %% tags=["solution"]
-for total in (100, 200, 400, 800):
+def p_value(total: int) -> float:
     differing = total // 10
     gained = round(differing * 2 / 3)
-    pair = evaluation.Comparison(gained, differing - gained, total)
-    print(f"{total} questions: p = {pair.p_value:.3f}")
+    lost = differing - gained
+    return evaluation.Comparison(gained, lost, total).p_value
 
-enough = total
+
+for total in (100, 200, 300, 400, 800):
+    print(f"{total} questions: p = {p_value(total):.3f}")
+
+enough = next(n for n in range(10, 2000, 10) if p_value(n) < 0.05)
+print(f"{enough} questions are the first that are enough")
 
 # %%
-assert pair.p_value < 0.05 and enough > 400
-print("A lead of about 3 points needs hundreds of questions to be seen.")
+assert p_value(enough) < 0.05 <= p_value(enough - 10)
+print(f"Lead: {0.1 / 3:.1%} of the questions. Needed: {enough} of them.")
 
 # %% [markdown]
 # **3. Another grid** (10 minutes, medium). Plan a grid that keeps the winner's
@@ -544,7 +570,7 @@ print("A lead of about 3 points needs hundreds of questions to be seen.")
 
 # %% tags=["solution"]
 ranks = grid.expand(best.settings, lora_r=[4, 16, 64])
-figures.grid_table(grid.estimates(ranks, len(splits.train), longest))
+figures.grid_table(grid.estimates(ranks, len(splits.train), longest, pace))
 
 # %%
 assert [run.lora_r for run in ranks] == [4, 16, 64]

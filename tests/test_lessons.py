@@ -59,7 +59,7 @@ def test_target_is_measured_on_enough_questions(grid_search):
         asked = {answer["question"] for answer in answers["answers"]}
         assert len(asked) >= 300
         settings = json.loads((folder / "settings.json").read_text())
-        assert settings["eval_rows"] == len(answers["answers"])
+        assert settings["grid"]["eval_rows"] == len(answers["answers"])
 
 
 def test_executed_lesson_shows_what_it_promises(grid_search):

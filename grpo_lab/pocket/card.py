@@ -1,15 +1,14 @@
 """Write the model cards: `python -m grpo_lab.pocket.card`.
 
-Every figure in a card is read from the training's record or measured here,
-on held-out problems, with the weights as the lessons load them (4 bit).
+Its figures are read from the training's record or measured here, on held-out
+problems, with the weights as the lessons load them (4 bit).
 """
 
-import json
 from collections import defaultdict
 from pathlib import Path
 
 from grpo_lab import evaluation, models
-from grpo_lab.files import write_whole
+from grpo_lab.files import read_json, write_whole
 from grpo_lab.pocket import WEIGHTS_DIR, corpus, problems
 from grpo_lab.prompts import REASONING_PROMPT, messages
 from rewards import is_correct, soft_format_reward
@@ -34,8 +33,8 @@ that GRPO on two CPU cores has something real to find. It is of no other use.
 
 From random weights, by `python -m grpo_lab.pocket.train {name}`: {steps}
 steps of {batch_size} rows with AdamW (peak learning rate {learning_rate:g},
-seed {seed}), {minutes:.0f} minutes on one CPU core that was shared with other
-work. The last batch's loss was {loss:.2f} nats per learned token.
+seed {seed}), {minutes:.0f} minutes on {threads} CPU core. The last batch's
+loss was {loss:.2f} nats per learned token.
 
 ## On what
 
@@ -105,7 +104,7 @@ def _share(values: list[bool]) -> str:
 
 def write(folder: Path) -> None:
     """Write the card of the model in `folder`."""
-    record = json.loads((folder / "training.json").read_text())
+    record = read_json(folder / "training.json")
     recipe = record["recipe"]
     rows, tagged_greedy = measure(folder.name)
     often = [kind for kind, share in corpus.SLIPS.items() if share > 0.5]
@@ -117,6 +116,7 @@ def write(folder: Path) -> None:
         batch_size=recipe["batch_size"],
         learning_rate=recipe["learning_rate"],
         seed=recipe["seed"],
+        threads=record["threads"],
         minutes=record["seconds"] / 60,
         loss=list(record["loss"].values())[-1],
         drills=corpus.DRILL_SHARE,

@@ -294,6 +294,7 @@ def train(recipe: Recipe, output_dir: Path) -> dict:
                 "recipe": asdict(recipe),
                 "parameters": model.num_parameters(),
                 "steps_done": step + 1,
+                "threads": torch.get_num_threads(),
                 "seconds": seconds,
                 "loss": losses,
             }
