@@ -108,7 +108,12 @@ def short_name(reward: Callable | str) -> str:
 
 def grid_table(estimates: pd.DataFrame) -> Styler:
     """The runs of a grid before they start; see `grid.estimates`."""
-    return table(estimates, {"needs GiB": "{:.2f}", "there are GiB": "{:.1f}"})
+    formats = {
+        "needs GiB": "{:.2f}",
+        "there are GiB": "{:.1f}",
+        "minutes, about": "{:.1f}",
+    }
+    return table(estimates, formats)
 
 
 class LiveTable:
