@@ -1,0 +1,443 @@
+"""Data: what is loaded, what is refused, and that both are repeatable."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import datasets
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from grpo_lab import data
+from grpo_lab.data import SOURCES, load_splits
+from grpo_lab.errors import LabError
+from grpo_lab.pocket import problems
+from grpo_lab.prompts import REASONING_PROMPT, THINK_PROMPT
+from rewards import gold_number
+
+GSM8K = Path(__file__).parents[2] / "shared" / "data" / "gsm8k"
+
+
+def rows(count: int, start: int = 0) -> list[dict]:
+    """Different questions in GSM8K's form."""
+    return [
+        {
+            "question": f"Ada has {n} plums and buys {n} more. How many?",
+            "answer": f"{n}+{n}=<<{n}+{n}={2 * n}>>{2 * n}\n#### {2 * n}",
+        }
+        for n in range(start, start + count)
+    ]
+
+
+def write_jsonl(file: Path, content: list[dict]) -> None:
+    file.write_text("".join(json.dumps(row) + "\n" for row in content))
+
+
+def write_parquet(file: Path, content: list[dict]) -> None:
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(content), file)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Ten training and five evaluation questions as JSONL."""
+    write_jsonl(tmp_path / "train.jsonl", rows(10))
+    write_jsonl(tmp_path / "test.jsonl", rows(5, start=100))
+    return tmp_path
+
+
+def load(folder: Path, train_rows: int = 10, eval_rows: int = 5, **options):
+    return load_splits("gsm8k", str(folder), train_rows, eval_rows, **options)
+
+
+def refusal(*arguments, **options) -> str:
+    """The message of the error that `load_splits` ends in; one paragraph."""
+    with pytest.raises(LabError) as caught:
+        load_splits(*arguments, **options)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+# --- What is loaded ---------------------------------------------------------
+
+
+def test_a_row_has_prompt_question_and_answer(folder):
+    splits = load(folder)
+    assert len(splits.train) == 10
+    assert len(splits.eval) == 5
+    for split in (splits.train, splits.eval):
+        assert split.column_names == ["prompt", "question", "answer"]
+        for row in split:
+            system, user = row["prompt"]
+            assert system == {"role": "system", "content": REASONING_PROMPT}
+            assert user == {"role": "user", "content": row["question"]}
+            assert row["answer"].endswith(
+                str(2 * int(row["question"].split()[2]))
+            )
+    assert str(folder) in splits.source
+
+
+@pytest.mark.skipif(not GSM8K.is_dir(), reason="no copy of GSM8K here")
+def test_the_real_gsm8k_passes():
+    splits = load_splits("gsm8k", str(GSM8K), train_rows=1000, eval_rows=300)
+    assert len(splits.train) == 1000
+    assert len(splits.eval) == 300
+    assert gold_number(splits.train[0]["answer"]) is not None
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("train.parquet", "test.parquet"),
+        ("train-00000-of-00001.parquet", "test-00000-of-00001.parquet"),
+        ("main/train-00000-of-00001.parquet", "main/test.parquet"),
+        ("main/train.jsonl", "main/test.jsonl"),
+    ],
+)
+def test_every_file_form_gives_the_same_splits(folder, tmp_path, names):
+    other = tmp_path / "other"
+    (other / "main").mkdir(parents=True)
+    write = write_jsonl if names[0].endswith("jsonl") else write_parquet
+    write(other / names[0], rows(10))
+    write(other / names[1], rows(5, start=100))
+    assert load(other).fingerprint == load(folder).fingerprint
+
+
+def test_several_parquet_parts_are_one_split(folder):
+    (folder / "train.jsonl").unlink()
+    for part in range(2):
+        write_parquet(
+            folder / f"train-{part:05d}-of-00002.parquet",
+            rows(5, start=5 * part),
+        )
+    assert set(load(folder).train["question"]) == {
+        row["question"] for row in rows(10)
+    }
+
+
+def test_a_mark_at_the_start_and_blank_lines_are_no_rows(folder):
+    text = (folder / "train.jsonl").read_text()
+    (folder / "train.jsonl").write_text("\ufeff" + text + "\n\n", "utf-8")
+    assert len(load(folder).train) == 10
+
+
+def test_a_number_may_stand_for_an_answer(folder):
+    plain = [{"question": f"{n}?", "answer": n} for n in range(10)]
+    write_parquet(folder / "train.parquet", plain)
+    (folder / "train.jsonl").unlink()
+    answers = load(folder).train["answer"]
+    assert sorted(answers, key=int) == [str(n) for n in range(10)]
+
+
+def test_latex_data_come_under_the_same_names(tmp_path):
+    content = [
+        {"problem": f"Half of {n}?", "solution": rf"So \boxed{{{n}/2}}."}
+        for n in range(8)
+    ]
+    write_jsonl(tmp_path / "train.jsonl", content)
+    splits = load_splits("numina_math_tir", str(tmp_path), 4, 4)
+    row = splits.train[0]
+    assert row["question"].startswith("Half of")
+    assert r"\boxed" in row["answer"]
+    assert row["prompt"][0]["content"] == THINK_PROMPT
+
+
+def test_your_own_system_prompt_replaces_the_sources(folder):
+    splits = load(folder, system_prompt="Only the number.")
+    assert splits.train[0]["prompt"][0]["content"] == "Only the number."
+    assert splits.fingerprint != load(folder).fingerprint
+
+
+def test_a_seed_decides_rows_and_order(folder):
+    first, again = (load(folder, 6, 3, seed=1) for _ in range(2))
+    other = load(folder, 6, 3, seed=2)
+    assert first.train["question"] == again.train["question"]
+    assert first.fingerprint == again.fingerprint
+    assert first.train["question"] != other.train["question"]
+    assert first.eval["question"] != other.eval["question"]
+    in_file_order = [row["question"] for row in rows(6)]
+    assert first.train["question"] != in_file_order
+
+
+def test_a_train_file_alone_is_split_without_overlap(folder):
+    (folder / "test.jsonl").unlink()
+    write_jsonl(folder / "train.jsonl", rows(10) + rows(10))
+    splits = load(folder, 6, 4)
+    questions = splits.train["question"][:] + splits.eval["question"][:]
+    assert len(set(questions)) == 10
+    assert "held out" in splits.source
+    message = refusal("gsm8k", str(folder), train_rows=7, eval_rows=4)
+    assert "10 different questions" in message
+
+
+def test_a_repeated_question_counts_once(folder):
+    twice = rows(10)
+    twice += [
+        {**row, "question": row["question"].upper()} for row in twice[:3]
+    ]
+    write_jsonl(folder / "train.jsonl", twice)
+    assert len(load(folder).train) == 10
+    message = refusal("gsm8k", str(folder), train_rows=11, eval_rows=5)
+    assert "only 10 different questions" in message
+
+
+# --- Fingerprint ------------------------------------------------------------
+
+
+def test_the_fingerprint_is_the_same_in_another_process(folder):
+    code = (
+        "from grpo_lab.data import load_splits;"
+        f"print(load_splits('gsm8k', {str(folder)!r}, 10, 5).fingerprint)"
+    )
+    printed = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONHASHSEED": "7"},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+    assert printed == load(folder).fingerprint
+    assert len(printed) == 64
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+@pytest.mark.parametrize("column", ["question", "answer"])
+def test_the_fingerprint_sees_every_text(folder, split, column):
+    before = load(folder).fingerprint
+    file = folder / f"{split}.jsonl"
+    changed = [json.loads(line) for line in file.read_text().splitlines()]
+    changed[3][column] = "So " + changed[3][column]
+    write_jsonl(file, changed)
+    assert load(folder).fingerprint != before
+
+
+# --- The generator ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("source", ["pocket", "pocket_latex"])
+def test_generated_problems_are_repeatable_and_apart(source):
+    first, again = (load_splits(source, "", 200, 100) for _ in range(2))
+    other = load_splits(source, "", 200, 100, seed=7)
+    assert first.fingerprint == again.fingerprint
+    assert first.fingerprint != other.fingerprint
+    for splits in (first, other):
+        assert len(set(splits.train["question"])) == 200
+        assert len(set(splits.eval["question"])) == 100
+        assert not any(map(problems.is_held_out, splits.train["question"]))
+        assert all(map(problems.is_held_out, splits.eval["question"]))
+    assert "seed 42" in first.source
+
+
+def test_the_pocket_profile_gets_its_rows():
+    splits = load_splits("pocket", train_rows=500, eval_rows=400)
+    assert len(splits.train) == 500
+    assert len(splits.eval) == 400
+
+
+def test_more_than_the_generator_knows_is_refused():
+    message = refusal("pocket_latex", eval_rows=1000)
+    assert "different" in message
+    assert "EVAL_ROWS" in message
+
+
+# --- What is refused --------------------------------------------------------
+
+
+def test_an_unknown_source_names_the_nearest():
+    message = refusal("GSM-8K")
+    assert "'gsm8k'" in message
+    assert "numina_math_tir" in message
+
+
+@pytest.mark.parametrize("name", ["train_rows", "eval_rows"])
+def test_no_rows_asked_for(name):
+    assert f"{name.upper()} is 0" in refusal("pocket", **{name: 0})
+
+
+def test_a_missing_folder(tmp_path):
+    message = refusal("gsm8k", str(tmp_path / "nowhere"))
+    assert "does not exist" in message
+    assert "train.jsonl" in message
+
+
+def test_a_file_instead_of_a_folder(folder):
+    assert "is a file" in refusal("gsm8k", str(folder / "train.jsonl"))
+
+
+def test_an_empty_folder(tmp_path):
+    message = refusal("gsm8k", str(tmp_path))
+    assert "holds nothing" in message
+    assert "train.jsonl" in message
+
+
+def test_a_folder_with_other_files(tmp_path):
+    (tmp_path / "questions.csv").write_text("question,answer\n")
+    assert "questions.csv" in refusal("gsm8k", str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["train.jsonl", "test.jsonl"])
+def test_a_file_without_rows(folder, name):
+    (folder / name).write_text("\n")
+    message = refusal("gsm8k", str(folder))
+    assert f"{name} has no rows" in message
+
+
+def test_bad_json_names_the_line(folder):
+    lines = (folder / "train.jsonl").read_text().splitlines()
+    lines[6] = lines[6][:-1]
+    (folder / "train.jsonl").write_text("\n".join(lines))
+    message = refusal("gsm8k", str(folder))
+    assert "Line 7" in message
+    assert "train.jsonl" in message
+
+
+def test_a_line_that_is_no_object(folder):
+    (folder / "train.jsonl").write_text('["question", "answer"]\n')
+    assert "Line 1" in refusal("gsm8k", str(folder))
+
+
+def test_text_that_is_not_utf8(folder):
+    (folder / "train.jsonl").write_bytes(b'{"question": "\xff"}\n')
+    assert "UTF-8" in refusal("gsm8k", str(folder))
+
+
+def test_a_broken_parquet_file(tmp_path):
+    (tmp_path / "train.parquet").write_bytes(b"PAR1 and no more")
+    assert "parquet" in refusal("gsm8k", str(tmp_path))
+
+
+def test_missing_columns_are_told_with_those_that_are_there(folder):
+    content = [{"problem": "1+1?", "solution": "2", "level": "1"}]
+    write_jsonl(folder / "train.jsonl", content)
+    message = refusal("gsm8k", str(folder))
+    assert "problem, solution, level" in message
+    assert "question and answer" in message
+
+
+@pytest.mark.parametrize("column", ["question", "answer"])
+@pytest.mark.parametrize("value", [None, "", "  ", ["Why?"], {"a": 1}])
+def test_a_cell_without_text_names_its_row(folder, column, value):
+    content = rows(10)
+    content[4][column] = value
+    write_jsonl(folder / "train.jsonl", content)
+    message = refusal("gsm8k", str(folder))
+    assert f"The {column} in row 5" in message
+
+
+def test_a_number_is_no_question(folder):
+    content = rows(10)
+    content[0]["question"] = 17
+    write_jsonl(folder / "train.jsonl", content)
+    assert "question in row 1" in refusal("gsm8k", str(folder))
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_unreadable_golds_are_counted_and_shown(folder, split):
+    content = rows(10, start=200)
+    for n in range(4):
+        content[n]["answer"] = f"unknown number {n}: none"
+    write_jsonl(folder / f"{split}.jsonl", content)
+    message = refusal("gsm8k", str(folder), train_rows=5, eval_rows=5)
+    assert message.startswith("4 of ")
+    assert message.count("unknown number") == 3
+    assert "#### 72" in message
+
+
+def test_a_solution_without_a_box_is_unreadable(tmp_path):
+    write_jsonl(
+        tmp_path / "train.jsonl",
+        [{"problem": f"{n}?", "solution": f"#### {n}"} for n in range(5)],
+    )
+    message = refusal("numina_math_tir", str(tmp_path), 2, 2)
+    assert message.startswith("5 of 5")
+    assert r"\boxed" in message
+
+
+def test_questions_in_both_splits_are_counted_and_shown(folder):
+    leaked = [
+        {**row, "question": f"  {row['question'].upper()} "} for row in rows(4)
+    ]
+    write_jsonl(folder / "test.jsonl", rows(3, start=100) + leaked)
+    message = refusal("gsm8k", str(folder), train_rows=10, eval_rows=5)
+    assert message.startswith("4 questions are in both")
+    assert message.count("PLUMS") == 3
+
+
+@pytest.mark.parametrize("name", ["train_rows", "eval_rows"])
+def test_too_few_rows_say_how_many_there_are(folder, name):
+    asked = {"train_rows": 10, "eval_rows": 5}
+    there = asked[name]
+    message = refusal("gsm8k", str(folder), **{**asked, name: there + 1})
+    assert f"Type {name.upper()} = {there}" in message
+
+
+# --- The Hub ----------------------------------------------------------------
+
+
+def on_the_hub(monkeypatch, train: list[dict], test: list[dict]) -> list:
+    """Put a data set where the Hub would be; returns the calls for it."""
+    calls = []
+
+    def load_dataset(*arguments, **options):
+        calls.append((arguments, options))
+        return datasets.DatasetDict(
+            train=datasets.Dataset.from_list(train),
+            test=datasets.Dataset.from_list(test),
+        )
+
+    monkeypatch.setattr(data.datasets, "load_dataset", load_dataset)
+    return calls
+
+
+def test_the_hub_is_asked_for_the_pinned_revision(monkeypatch, folder):
+    calls = on_the_hub(monkeypatch, rows(10), rows(5, start=100))
+    splits = load_splits("gsm8k", "", 10, 5)
+    revision = SOURCES["gsm8k"].revision
+    assert calls == [(("openai/gsm8k", "main"), {"revision": revision})]
+    assert "openai/gsm8k" in splits.source
+    assert revision in splits.source
+    assert splits.fingerprint == load(folder).fingerprint
+
+
+def test_what_cannot_be_used_of_a_published_set_is_left_out(monkeypatch):
+    train = [
+        {"problem": f"Half of {n}?", "solution": rf"\boxed{{{n}/2}}"}
+        for n in range(6)
+    ]
+    no_box = {"problem": "Why?", "solution": "Because."}
+    test = [{"problem": "Half of 9?", "solution": r"\boxed{9/2}"}, train[0]]
+    on_the_hub(monkeypatch, [*train, no_box], test)
+    splits = load_splits("numina_math_tir", "", 5, 2)
+    assert set(splits.train["question"]) == {
+        f"Half of {n}?" for n in range(1, 6)
+    }
+    assert len(splits.eval) == 2
+
+
+@pytest.mark.parametrize("name", ["gsm8k", "numina_math_tir"])
+def test_published_sources_are_pinned(name):
+    revision = SOURCES[name].revision
+    assert len(revision) == 40
+    int(revision, 16)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConnectionError("Couldn't reach 'openai/gsm8k' on the Hub"),
+        datasets.exceptions.DatasetNotFoundError("doesn't exist"),
+        ValueError("Couldn't find cache for openai/gsm8k"),
+    ],
+)
+def test_without_a_network_the_way_out_is_told(monkeypatch, error):
+    def load_dataset(*arguments, **options):
+        raise error
+
+    monkeypatch.setattr(data.datasets, "load_dataset", load_dataset)
+    message = refusal("gsm8k")
+    assert "DATA_PATH" in message
+    assert "PROFILE = 'pocket'" in message
+    assert str(error) in message
