@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import datasets
-import httpx
 import pyarrow
 import pyarrow.parquet
+from huggingface_hub.errors import HTTPError
 
 from grpo_lab.errors import LabError
 from grpo_lab.pocket import problems
@@ -219,7 +219,7 @@ HUB_ERRORS = (
     OSError,
     ValueError,
     datasets.exceptions.DatasetsError,
-    httpx.HTTPError,
+    HTTPError,
 )
 """What `datasets` raises when it can't reach, find or read a data set."""
 
@@ -238,7 +238,7 @@ def _read_hub(source: Source) -> tuple[list[Row], list[Row]]:
     except HUB_ERRORS as error:
         raise LabError(
             f"The data set {source.hub_id} can't be had from the Hub: "
-            f"{error}. Connect to the internet and try again; or download "
+            f"{' '.join(str(error).split())}. Connect to the internet and try again; or download "
             f"its files {source.train_split}.jsonl and "
             f"{source.eval_split}.jsonl (or the parquet files) elsewhere and "
             "type DATA_PATH = 'their folder'; or type PROFILE = 'pocket', "

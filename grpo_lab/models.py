@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import bitsandbytes as bnb
-import httpx
 import psutil
 import torch
 from huggingface_hub import constants
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
+    HTTPError,
     LocalEntryNotFoundError,
     OfflineModeIsEnabled,
     RepositoryNotFoundError,
@@ -794,7 +794,7 @@ def _what_to_lower(
 
 # --- What went wrong --------------------------------------------------------
 
-LOADING_ERRORS = (OSError, ValueError, SafetensorError, httpx.HTTPError)
+LOADING_ERRORS = (OSError, ValueError, SafetensorError, HTTPError)
 """What transformers and the Hub raise for a model that can't be loaded."""
 
 
@@ -807,16 +807,29 @@ def _causes(error: BaseException) -> list[BaseException]:
 
 
 def _is_refusal(error: BaseException) -> bool:
-    """Whether the Hub refused access: gated, or status 401 or 403.
+    """Whether the Hub refused access to a model that exists.
 
-    Without a token, or with a wrong one, the Hub reports a gated model as
-    one that does not exist.
+    Without a token, or with a wrong one, it may report a gated model as one
+    that does not exist.
     """
     return any(
-        isinstance(cause, GatedRepoError)
+        isinstance(cause, RepositoryNotFoundError)  # GatedRepoError is one
         or (
             isinstance(cause, HfHubHTTPError)
-            and cause.response.status_code in (401, 403, 404)
+            and cause.response.status_code in (401, 403)
+        )
+        for cause in _causes(error)
+    )
+
+
+def _is_unreachable(error: BaseException) -> bool:
+    """Whether the Hub never answered."""
+    no_answer = LocalEntryNotFoundError, OfflineModeIsEnabled, ConnectionError
+    return any(
+        isinstance(cause, no_answer)
+        or (
+            isinstance(cause, HTTPError)
+            and not isinstance(cause, HfHubHTTPError)
         )
         for cause in _causes(error)
     )
@@ -824,12 +837,8 @@ def _is_refusal(error: BaseException) -> bool:
 
 def _explained(where: str, error: BaseException) -> LabError:
     """What a learner reads instead of `error`."""
-    causes = _causes(error)
-
-    def caused_by(*kinds: type) -> bool:
-        return any(isinstance(cause, kinds) for cause in causes)
-
-    if caused_by(GatedRepoError):
+    on_the_hub = not Path(where).is_dir()
+    if any(isinstance(cause, GatedRepoError) for cause in _causes(error)):
         return LabError(
             f"The Hub refuses access to {where}, because its licence has to "
             "be accepted first. Accept it on "
@@ -837,26 +846,22 @@ def _explained(where: str, error: BaseException) -> LabError:
             "login`, or type an open model such as "
             "'Qwen/Qwen2.5-0.5B-Instruct'."
         )
-    if caused_by(RepositoryNotFoundError):
+    if on_the_hub and _is_refusal(error):
         return LabError(
             f"The Hub has no model {where}, or it is private. Check the "
-            f"spelling on https://huggingface.co/models, or type a model of "
+            "spelling on https://huggingface.co/models, or type a model of "
             f"the lessons: {', '.join(MODELS)}."
         )
-    if caused_by(
-        LocalEntryNotFoundError,
-        OfflineModeIsEnabled,
-        httpx.TransportError,
-        ConnectionError,
-    ):
+    if on_the_hub and _is_unreachable(error):
         return LabError(
             f"{where} is not on this machine and the Hub can't be reached to "
             "download it. Connect to the internet and try again, or type a "
             "model that needs none: 'pocket-qwen' or 'pocket-llama'."
         )
+    reason = " ".join(str(error).split())
     return LabError(
-        f"{where} could not be loaded: {error}. Only safetensors weights of "
-        "an architecture that transformers knows are loaded. Check the "
-        "folder or the model's page, or type a model of the lessons: "
-        f"{', '.join(MODELS)}."
+        f"{where} could not be loaded: {reason} The lessons load "
+        "safetensors weights of an architecture that transformers knows, and "
+        "run no code from a model's folder. Check the folder or the model's "
+        f"page, or type a model of the lessons: {', '.join(MODELS)}."
     )
