@@ -236,9 +236,10 @@ def _read_hub(source: Source) -> tuple[list[Row], list[Row]]:
             source.hub_id, source.config, revision=source.revision
         )
     except HUB_ERRORS as error:
+        reason = " ".join(str(error).split())
         raise LabError(
             f"The data set {source.hub_id} can't be had from the Hub: "
-            f"{' '.join(str(error).split())}. Connect to the internet and try again; or download "
+            f"{reason}. Connect to the internet and try again; or download "
             f"its files {source.train_split}.jsonl and "
             f"{source.eval_split}.jsonl (or the parquet files) elsewhere and "
             "type DATA_PATH = 'their folder'; or type PROFILE = 'pocket', "
