@@ -157,7 +157,7 @@ class LiveTable:
         rows, total = self.rows[name], self.totals[name]
         if not rows:
             return f"<tr><td>{html.escape(name)}</td><td>waits</td></tr>"
-        recent = pd.DataFrame(rows[-SMOOTHING:]).mean(numeric_only=True)
+        recent = pd.DataFrame(rows[-SMOOTHING:]).astype(float).mean()
         step = rows[-1]["step"]
         bar = f"<progress value={step} max={total}></progress>"
         left = (total - step) * recent["seconds"]
@@ -213,10 +213,10 @@ def _curves(grid: Grid, panels: dict[str, str]) -> Figure:
 
 
 def _curve(axis: Axes, run: Run, column: str, style: dict) -> None:
-    metrics = run.metrics
-    smooth = metrics[column].rolling(SMOOTHING, min_periods=1).mean()
-    axis.plot(metrics["step"], metrics[column], alpha=0.15, **style)
-    axis.plot(metrics["step"], smooth, label=run.name, **style)
+    steps, raw = run.metrics["step"], run.metrics[column].astype(float)
+    smooth = raw.rolling(SMOOTHING, min_periods=1).mean()
+    axis.plot(steps, raw, alpha=0.15, **style)
+    axis.plot(steps, smooth, label=run.name, **style)
 
 
 def run_styles(runs: Sequence[Run]) -> dict[str, dict]:

@@ -507,8 +507,7 @@ def _sources(function: Callable) -> list[str]:
     while waiting:
         one = waiting.pop()
         texts.append(inspect.getsource(one))
-        used = inspect.getclosurevars(one)
-        for name, value in sorted({**used.globals, **used.nonlocals}.items()):
+        for name, value in sorted(_used(one).items()):
             if isinstance(value, str | int | float | re.Pattern):
                 texts.append(f"{name} = {value!r}")
             elif (
@@ -519,6 +518,17 @@ def _sources(function: Callable) -> list[str]:
                 waiting.append(value)
                 seen.add(value)
     return texts
+
+
+def _used(function: Callable) -> dict[str, object]:
+    """The values outside a function that it, or a part of it, names."""
+    codes, names = [function.__code__], set()
+    while codes:
+        code = codes.pop()
+        names.update(code.co_names)
+        codes += [c for c in code.co_consts if inspect.iscode(c)]
+    found = {n: v for n, v in function.__globals__.items() if n in names}
+    return found | dict(inspect.getclosurevars(function).nonlocals)
 
 
 def _plan(
