@@ -256,6 +256,7 @@ adapter = LoraConfig(
     bias="none",
     task_type="CAUSAL_LM",
 )
+assert adapter == training.lora_config(first)
 print(f"r={adapter.r}, alpha={adapter.lora_alpha}")
 print(f"on {', '.join(first.target_modules)}")
 
@@ -339,7 +340,6 @@ figures.table(training.facts(trainer))
 built = training.grpo_config(first, output_dir / "one_run", len(splits.train))
 for name in training.WHAT_IS_LEARNED:
     assert getattr(arguments, name) == getattr(built, name), name
-assert adapter == training.lora_config(first)
 print(f"{len(training.WHAT_IS_LEARNED)} settings compared, all the same")
 
 del trainer, policy
