@@ -1,0 +1,51 @@
+"""The directory of a grid that never ran, with what a test wants in it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from grpo_lab import grid
+from grpo_lab.evaluation import Answer, Evaluation
+from grpo_lab.files import write_json
+from grpo_lab.profiles import RunSettings
+
+
+def graded(pattern: str, tagged: str = "") -> Evaluation:
+    """An evaluation from a pattern such as "+-+", right and wrong."""
+    return Evaluation(
+        tuple(
+            Answer(
+                question=f"question {at}",
+                gold="#### 1",
+                text="",
+                correct=sign == "+",
+                tagged=(tagged or pattern)[at] == "+",
+                tokens=10,
+                truncated=False,
+            )
+            for at, sign in enumerate(pattern)
+        ),
+        seconds=1.0,
+    )
+
+
+def written(
+    place: Path,
+    rate: float,
+    base: Evaluation,
+    after: Evaluation,
+    metrics: Sequence[str] = ("1,1,0,0",),
+    model: str = "pocket-qwen",
+    name: str = "",
+) -> Path:
+    """The directory of a finished run; a row of metrics is four numbers."""
+    settings = RunSettings(model, rate)
+    directory = place / "runs" / (name or f"run_{rate:g}")
+    record = {"settings": settings.to_dict(), "weights": model, "grid": {}}
+    write_json(directory / "settings.json", record)
+    base.save(grid._base_path(directory))
+    after.save(directory / "evaluation.json")
+    write_json(directory / "result.json", {"status": "done"})
+    lines = ["step,seconds,memory_gib,truncated_share,zero_spread_share"]
+    lines += [f"{at},{row}" for at, row in enumerate(metrics, start=1)]
+    (directory / "metrics.csv").write_text("\n".join(lines) + "\n")
+    return directory

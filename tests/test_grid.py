@@ -1,0 +1,690 @@
+"""Many runs: what is one, what is done again, and what survives a kill."""
+
+import dataclasses
+import importlib
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import killed_grid
+import pandas as pd
+import pytest
+import torch
+from conftest import quick_settings
+from fake_grid import graded, written
+from killed_grid import variety
+from safetensors.torch import load_file
+
+import rewards
+from grpo_lab import evaluation, grid, models, training
+from grpo_lab.errors import LabError
+from grpo_lab.evaluation import Evaluation
+from grpo_lab.profiles import RunSettings
+
+
+def constant(completions, **kwargs) -> list[float]:
+    return [1.0] * len(completions)
+
+
+def infinite(completions, **kwargs) -> list[float]:
+    return [float("inf"), *[1.0] * (len(completions) - 1)]
+
+
+def broken(completions, **kwargs) -> list[float]:
+    raise ZeroDivisionError("in the reward")
+
+
+@pytest.fixture(scope="module")
+def both(tiny_qwen, tiny_llama) -> list[str]:
+    return [str(tiny_qwen), str(tiny_llama)]
+
+
+@pytest.fixture(scope="module")
+def whole(both, tmp_path_factory) -> grid.Grid:
+    """A grid of two runs that nothing interrupts."""
+    return killed_grid.run(both, tmp_path_factory.mktemp("whole") / "grid")
+
+
+@pytest.fixture
+def no_training(monkeypatch):
+    """Nothing may be loaded or trained."""
+
+    def forbidden(*args, **kwargs):
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr(models, "load_policy", forbidden)
+
+
+def files_of(folder: Path) -> dict[str, tuple]:
+    """Every file below a folder, with its time and size."""
+    return {
+        str(path): (path.stat().st_mtime_ns, path.stat().st_size)
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+# --- The plan ---------------------------------------------------------------
+
+
+def test_expand_makes_every_combination():
+    base = RunSettings(model="pocket-qwen", learning_rate=1e-3, seed=7)
+    runs = grid.expand(base, learning_rate=[1e-3, 1e-4], lora_r=[4, 8, 16])
+    assert [(run.learning_rate, run.lora_r) for run in runs] == [
+        (1e-3, 4), (1e-3, 8), (1e-3, 16), (1e-4, 4), (1e-4, 8), (1e-4, 16),
+    ]  # fmt: skip
+    assert {(run.model, run.seed) for run in runs} == {("pocket-qwen", 7)}
+    assert grid.expand(base) == [base]
+
+
+def test_expand_refuses_what_no_run_has():
+    base = RunSettings(model="pocket-qwen", learning_rate=1e-3)
+    with pytest.raises(LabError, match="no setting 'rate'.*learning_rate"):
+        grid.expand(base, rate=[1e-3])
+    with pytest.raises(LabError, match="must lie above 0"):
+        grid.expand(base, learning_rate=[1e-3, 0])
+
+
+def identity(settings, splits, functions=(variety,)) -> str:
+    plan = grid._plan([settings], splits, functions, Path("nowhere"))
+    return next(iter(plan)).name
+
+
+def test_every_setting_makes_another_run(tiny_qwen, tiny_splits):
+    one = quick_settings(tiny_qwen, max_grad_norm=0.5, num_generations=2)
+    seen = {identity(one, tiny_splits)}
+    changes = {
+        "num_generations": 4,
+        "micro_batch": 2,
+        "load_in_4bit": False,
+        "gradient_checkpointing": True,
+        "target_modules": ("k_proj",),
+        "lr_scheduler": "cosine",
+        "optimizer": "adamw_bnb_8bit",
+        "model": str(tiny_qwen.parent),
+        "completions_per_step": 8,
+        "top_p": 0.9,
+    }
+    for field in dataclasses.fields(RunSettings):
+        value = getattr(one, field.name)
+        if field.name not in changes:
+            assert isinstance(value, int | float), field.name
+            changes[field.name] = value + 1 if value >= 1 else value + 0.125
+    for name, value in changes.items():
+        changed = dataclasses.replace(one, **{name: value})
+        seen.add(identity(changed, tiny_splits))
+    assert len(seen) == len(dataclasses.fields(RunSettings)) + 1
+    again = RunSettings(**json.loads(json.dumps(one.to_dict())))
+    assert identity(again, tiny_splits) in seen
+
+
+def test_other_questions_make_another_run(quick, tiny_splits):
+    fewer = dataclasses.replace(
+        tiny_splits, fingerprint=tiny_splits.fingerprint[::-1]
+    )
+    assert identity(quick, fewer) != identity(quick, tiny_splits)
+
+
+def test_other_weights_make_another_run(tiny_qwen, tiny_splits, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_qwen, folder)
+    settings = quick_settings(folder)
+    before = identity(settings, tiny_splits)
+    assert identity(settings, tiny_splits) == before
+    weights = folder / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    assert identity(settings, tiny_splits) != before
+
+
+REWARD = """
+BONUS = 1.0
+
+def helper(text):
+    return BONUS * len(text)
+
+def reward(completions, **kwargs):
+    return [helper(text) for text in completions]
+"""
+
+
+def test_a_notebooks_reward_counts_with_all_that_it_uses(
+    tmp_path, monkeypatch
+):
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def fingerprint(name: str, text: str) -> str:
+        (tmp_path / f"{name}.py").write_text(text)
+        importlib.invalidate_caches()
+        function = importlib.import_module(name).reward
+        function.__module__ = "cells"  # one notebook, edited
+        function.__globals__["helper"].__module__ = "cells"
+        return grid.reward_fingerprint([function])
+
+    first = fingerprint("cells_1", REWARD)
+    assert fingerprint("cells_2", REWARD + "\n\nOTHER = 3\n") == first
+    changed = {
+        "itself": REWARD.replace("[helper(text)", "[-helper(text)"),
+        "a helper": REWARD.replace("BONUS * len", "BONUS + len"),
+        "a constant": REWARD.replace("1.0", "2.0"),
+    }
+    for at, text in enumerate(changed.values()):
+        assert fingerprint(f"cells_changed_{at}", text) != first, text
+
+
+def test_a_packages_reward_counts_with_its_package(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    package = tmp_path / "some_rewards"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "parts.py").write_text(REWARD)
+    (package / "helpers.py").write_text("def unused(): return 1\n")
+    importlib.invalidate_caches()
+    function = importlib.import_module("some_rewards.parts").reward
+    first = grid.reward_fingerprint([function])
+    assert grid.reward_fingerprint([function]) == first
+    (package / "helpers.py").write_text("def unused(): return 2\n")
+    assert grid.reward_fingerprint([function]) != first
+
+
+def test_the_set_of_rewards_counts():
+    parts = list(rewards.FIVE_PART)
+    assert grid.reward_fingerprint(parts) != grid.reward_fingerprint(parts[:4])
+
+
+def test_the_same_run_twice_is_refused(both, tiny_splits, tmp_path):
+    settings = killed_grid.plan([both[0], both[1], both[0]])
+    with pytest.raises(LabError, match="have the same settings"):
+        grid.run(settings, tiny_splits, [variety], tmp_path / "new")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_estimate_counts_what_a_grid_will_do():
+    settings = [
+        RunSettings(
+            model="pocket-qwen", learning_rate=rate, completions_per_step=32
+        )
+        for rate in (1e-3, 1e-4)
+    ]
+    pace = grid.Pace(seconds=2.0, layers=4)
+    rows = grid.estimates(settings, 100, 80, pace)
+    assert list(rows["run"]) == [
+        "pocket-qwen lr=0.001",
+        "pocket-qwen lr=0.0001",
+    ]
+    assert list(rows["steps"]) == [25, 25]  # four questions a step
+    assert list(rows["completions"]) == [800, 800]
+    assert (rows["needs GiB"] > 0).all()
+    grid.check_memory(settings, prompt_tokens=80)
+
+
+# --- A finished grid --------------------------------------------------------
+
+
+def test_a_run_keeps_everything_in_its_directory(whole, both):
+    assert [run.status for run in whole.runs] == ["done", "done"]
+    assert [run.name for run in whole.runs] == [
+        "tiny-qwen lr=0.001",
+        "tiny-llama lr=0.001",
+    ]
+    assert sorted(p.name for p in whole.output_dir.iterdir()) == [
+        "base", "grid.json", "grid.lock", "runs",
+    ] or sorted(p.name for p in whole.output_dir.iterdir()) == [
+        "base", "grid.json", "runs",
+    ]  # fmt: skip
+    for run, model in zip(whole.runs, both, strict=True):
+        names = {path.name for path in run.directory.iterdir()}
+        assert names >= {
+            "settings.json", "environment.json", "metrics.csv", "tensorboard",
+            "completions", "checkpoint-5", "adapter", "evaluation.json",
+            "result.json",
+        }  # fmt: skip
+        record = json.loads((run.directory / "settings.json").read_text())
+        assert RunSettings(**record["settings"]) == run.settings
+        assert run.settings.model == model
+        assert record["grid"]["rewards"] == ["variety"]
+        starts = json.loads((run.directory / "environment.json").read_text())
+        assert [start["threads"] for start in starts] == [1]
+        assert starts[0]["versions"]["trl"] == "1.16.0"
+        assert run.metrics["step"].tolist() == [1, 2, 3, 4, 5]
+        assert len(run.evaluation.answers) == len(run.base.answers) == 3
+        assert list(run.adapter.glob("*.safetensors"))
+        assert not list(run.directory.rglob("*.bin.index*"))
+
+
+def test_the_adapter_is_what_was_evaluated(whole):
+    """Loaded as a learner would, it answers as the grid recorded."""
+    from peft import PeftModel
+
+    run = whole.runs[0]
+    policy, tokenizer = models.load_policy(run.settings.model)
+    policy = PeftModel.from_pretrained(policy, run.adapter)
+    again = evaluation.evaluate(
+        policy, tokenizer, killed_grid.questions().eval, 8, 3
+    )
+    assert again.answers == run.evaluation.answers
+
+
+def test_a_finished_grid_runs_nothing_again(whole, both, no_training):
+    before = files_of(whole.output_dir / "runs")
+    told = []
+    again = grid.run(
+        killed_grid.plan(both),
+        killed_grid.questions(),
+        [variety],
+        whole.output_dir,
+        progress=lambda *seen: told.append(seen),
+    )
+    assert files_of(whole.output_dir / "runs") == before
+    assert [run.status for run in again.runs] == ["done", "done"]
+    pd.testing.assert_frame_equal(again.leaderboard(), whole.leaderboard())
+    # A live table shows them as finished all the same.
+    assert [(step, total) for _, step, total, _ in told] == [(5, 5), (5, 5)]
+
+
+def test_a_grid_reads_back_from_its_directory_alone(whole, no_training):
+    read = grid.load(whole.output_dir)
+    assert {run.directory for run in read.runs} == {
+        run.directory for run in whole.runs
+    }
+    boards = [
+        one.leaderboard().sort_values("run", ignore_index=True)
+        for one in (read, whole)
+    ]
+    pd.testing.assert_frame_equal(*boards)
+
+
+def test_the_last_cell_can_write_the_summary(whole):
+    text = json.dumps(whole.summary(), allow_nan=False)
+    summary = json.loads(text)
+    assert [run["status"] for run in summary["runs"]] == ["done", "done"]
+    assert summary["runs"][0]["last_step"]["step"] == 5
+    assert len(summary["leaderboard"]) == 2
+
+
+def copy_of(whole, tmp_path) -> Path:
+    """The finished grid in another place."""
+    return Path(shutil.copytree(whole.output_dir, tmp_path / "grid"))
+
+
+def count_loads(monkeypatch) -> list[str]:
+    loaded, load = [], models.load_policy
+
+    def counted(name, *args):
+        loaded.append(name)
+        return load(name, *args)
+
+    monkeypatch.setattr(models, "load_policy", counted)
+    return loaded
+
+
+def test_a_grid_can_grow(whole, both, tmp_path, monkeypatch):
+    """A new rate is trained, the old ones are kept, the base is cached."""
+    place = copy_of(whole, tmp_path)
+    old = killed_grid.plan(both)
+    new = dataclasses.replace(old[0], learning_rate=1e-4)
+    loaded = count_loads(monkeypatch)
+    grown = grid.run([*old, new], killed_grid.questions(), [variety], place)
+    assert loaded == [both[0]]
+    assert [run.status for run in grown.runs] == ["done"] * 3
+    assert len(list((place / "base").iterdir())) == 2
+    weights = [
+        load_file(run.adapter / "adapter_model.safetensors")
+        for run in (grown.runs[0], grown.runs[2])
+    ]
+    assert any(
+        not torch.equal(v, weights[1][k]) for k, v in weights[0].items()
+    )
+
+
+def test_runs_are_compared_with_their_own_base(tiny_qwen, tmp_path):
+    """Another limit on length is another base evaluation."""
+    settings = [
+        quick_settings(tiny_qwen, max_steps=1, max_completion_length=length)
+        for length in (4, 6)
+    ]
+    found = grid.run(settings, killed_grid.questions(), [variety], tmp_path)
+    for run in found.runs:
+        limit = run.settings.max_completion_length
+        assert {answer.tokens for answer in run.base.answers} == {limit}
+    assert [run.name for run in found.runs] == [
+        "tiny-qwen lr=0.001 max_completion_length=4",
+        "tiny-qwen lr=0.001 max_completion_length=6",
+    ]
+
+
+# --- Refused before anything is written -------------------------------------
+
+
+def test_another_grids_directory_is_left_alone(
+    whole, both, tiny_splits, no_training
+):
+    before = files_of(whole.output_dir)
+    plan, questions = killed_grid.plan(both), killed_grid.questions()
+    other = [dataclasses.replace(one, beta=0.04) for one in plan]
+    for arguments, word in (
+        ((other, questions, [variety]), "none of its runs"),
+        ((plan, tiny_splits, [variety]), "data_fingerprint"),
+        ((plan, questions, [constant]), "reward_fingerprint, rewards"),
+    ):
+        with pytest.raises(LabError, match="belongs to another grid") as told:
+            grid.run(*arguments, whole.output_dir)
+        assert word in str(told.value)
+        with pytest.raises(LabError, match="belongs to another grid"):
+            grid.check(*arguments, whole.output_dir)
+    assert files_of(whole.output_dir) == before
+
+
+def test_strange_files_are_left_alone(quick, tiny_splits, tmp_path):
+    (tmp_path / "thesis.txt").write_text("years of work")
+    before = files_of(tmp_path)
+    with pytest.raises(LabError, match="files that are not of a grid"):
+        grid.run([quick], tiny_splits, [variety], tmp_path)
+    with pytest.raises(LabError, match="is a file, but"):
+        grid.run([quick], tiny_splits, [variety], tmp_path / "thesis.txt")
+    assert files_of(tmp_path) == before
+
+
+def test_two_processes_do_not_share_a_directory(
+    quick, tiny_splits, tmp_path, no_training
+):
+    (tmp_path / "grid").mkdir()
+    lock = tmp_path / "grid" / "grid.lock"
+    program = (
+        "import filelock, sys\n"
+        f"with filelock.FileLock({str(lock)!r}):\n"
+        "    print('held', flush=True)\n"
+        "    sys.stdin.read()\n"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(LabError, match="Another process is running"):
+            grid.run([quick], tiny_splits, [variety], tmp_path / "grid")
+        assert not (tmp_path / "grid" / "runs").exists()
+    finally:
+        other.communicate("")
+
+
+def test_a_nearly_full_disk_is_refused(
+    quick, tiny_splits, tmp_path, monkeypatch, no_training
+):
+    usage = shutil.disk_usage(tmp_path)._replace(free=2**28)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(LabError, match="There are 0.25 GiB left") as told:
+        grid.run([quick], tiny_splits, [variety], tmp_path / "new" / "grid")
+    assert "Free some space" in str(told.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- Runs that fail ---------------------------------------------------------
+
+
+def test_a_failed_run_does_not_stop_the_others(
+    tiny_qwen, tiny_splits, tmp_path, monkeypatch
+):
+    settings = [
+        quick_settings("nobody/no-such-model", max_steps=1),
+        quick_settings("no model at all", max_steps=1),
+        quick_settings(tiny_qwen, max_steps=1),
+    ]
+    found = grid.run(settings, tiny_splits, [variety], tmp_path)
+    assert [run.status for run in found.runs] == ["failed", "failed", "done"]
+    assert "nobody/no-such-model" in found.runs[0].reason
+    assert "There is no model" in found.runs[1].reason
+    assert "\n" not in found.runs[0].reason
+    assert "Traceback" in (found.runs[0].directory / "error.txt").read_text()
+    assert [run.name for run in found.done] == ["tiny-qwen lr=0.001"]
+    assert list(found.leaderboard()["run"]) == ["tiny-qwen lr=0.001"]
+    assert found.best == found.runs[2]
+    assert "Only one run finished" in found.verdict()
+    json.dumps(found.summary(), allow_nan=False)
+    with pytest.raises(LabError, match="2 of 3 runs failed") as told:
+        found.raise_failures()
+    assert "no-such-model lr=0.001: nobody/no-such-model" in str(told.value)
+    # Again: the failed ones are tried once more, the finished one is not.
+    loaded = count_loads(monkeypatch)
+    grid.run(settings, tiny_splits, [variety], tmp_path)
+    assert loaded == ["nobody/no-such-model", "no model at all"]
+
+
+@pytest.mark.parametrize(
+    ("reward", "reason"),
+    [
+        (broken, r"ZeroDivisionError: in the reward\. The full traceback"),
+        (infinite, r"of step 1 is .*lower LEARNING_RATES"),
+    ],
+)
+def test_a_reward_that_fails_is_told(
+    quick, tiny_splits, tmp_path, reward, reason
+):
+    found = grid.run([quick], tiny_splits, [reward], tmp_path)
+    assert found.runs[0].status == "failed"
+    with pytest.raises(LabError, match=reason):
+        found.raise_failures()
+    with pytest.raises(LabError, match=reason):
+        _ = found.best
+    assert found.leaderboard().empty
+    assert "nothing to compare" in found.verdict()
+    assert found.warnings() == []
+
+
+def test_a_failed_run_that_is_put_right(
+    quick, tiny_splits, tmp_path, monkeypatch
+):
+    """It goes on from its last checkpoint, and no trace of the fault stays."""
+
+    def fail(path):
+        raise MemoryError("for once")
+
+    save = Evaluation.save
+    monkeypatch.setattr(
+        Evaluation,
+        "save",
+        lambda self, path: (
+            fail(path) if "runs" in str(path) else save(self, path)
+        ),
+    )
+    first = grid.run([quick], tiny_splits, [variety], tmp_path)
+    assert first.runs[0].reason.startswith("MemoryError: for once")
+    monkeypatch.setattr(Evaluation, "save", save)
+    again = grid.run([quick], tiny_splits, [variety], tmp_path)
+    assert again.runs[0].status == "done"
+    assert again.runs[0].metrics["step"].tolist() == [1, 2, 3]
+    assert not (again.runs[0].directory / "error.txt").exists()
+    again.raise_failures()
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A real file system of its own, and the way to make it larger."""
+    place = tmp_path / "disk"
+    place.mkdir()
+
+    def mount(*options):
+        return subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", *options, "tmpfs", str(place)],
+            capture_output=True,
+            text=True,
+        )
+
+    done = mount("size=200k")
+    if done.returncode:
+        pytest.skip(f"no file system can be mounted here: {done.stderr}")
+    yield place, lambda: mount("remount,size=100m")
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_disk_that_fills_up_during_a_run(
+    small_disk, quick, tiny_splits, monkeypatch, tmp_path
+):
+    """It is told in one paragraph, and the run goes on when there is room."""
+    place, enlarge = small_disk
+    monkeypatch.setattr(grid, "SPARE_GIB", 0)
+    try:
+        found = grid.run([quick], tiny_splits, [variety], place / "grid")
+        told = found.runs[0].reason
+    except LabError as error:  # not even the reason could be written
+        told = str(error)
+    assert "disk is full" in told or "No space left" in told
+    assert "Free some space" in told
+    assert enlarge().returncode == 0
+    again = grid.run([quick], tiny_splits, [variety], place / "grid")
+    again.raise_failures()
+    apart = grid.run([quick], tiny_splits, [variety], tmp_path / "apart")
+    assert_same(again.runs[0], apart.runs[0])
+
+
+# --- kill -9 ----------------------------------------------------------------
+
+
+def assert_same(run: grid.Run, expected: grid.Run) -> None:
+    """The same numbers in every step, and the same weights, bit for bit."""
+    changing = ["seconds", "memory_gib"]
+    pd.testing.assert_frame_equal(
+        run.metrics.drop(columns=changing),
+        expected.metrics.drop(columns=changing),
+        check_exact=True,
+    )
+    found, wanted = (
+        load_file(one.adapter / "adapter_model.safetensors")
+        for one in (run, expected)
+    )
+    assert found.keys() == wanted.keys() and found
+    for name, tensor in wanted.items():
+        assert torch.equal(found[name], tensor), name
+    assert run.evaluation.answers == expected.evaluation.answers
+    assert run.base.answers == expected.base.answers
+
+
+def test_kill_and_resume(whole, both, tmp_path):
+    """Four times `kill -9`: the result is that of a run left alone.
+
+    In training, in the middle of writing a checkpoint, and in the evaluation
+    of each of the two runs after its training; see killed_grid.py.
+    """
+    place = tmp_path / "grid"
+    program = "import killed_grid, sys; killed_grid.main(*sys.argv[1:])"
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(place), *both],
+        cwd=Path(killed_grid.__file__).parent,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.stdout.splitlines() == [
+        "in training: -9",
+        "in a checkpoint: -9",
+        "in the evaluation: -9",
+        "left alone: 0",
+    ], done.stdout + done.stderr
+    killed = grid.load(
+        place, [place / "runs" / run.directory.name for run in whole.runs]
+    )
+    for run, expected in zip(killed.runs, whole.runs, strict=True):
+        assert_same(run, expected)
+    starts = [
+        len(json.loads((run.directory / "environment.json").read_text()))
+        for run in killed.runs
+    ]
+    assert sum(starts) == 5  # one for each attempt, and one for the second
+
+
+# --- Comparing runs ---------------------------------------------------------
+
+
+def test_the_leaderboard_by_hand(tmp_path):
+    base = graded("+---------")
+    written(
+        tmp_path,
+        1e-4,
+        base,
+        graded("++--------", tagged="+++++-----"),
+        metrics=["1.5,0.5,0.1,0.2", "2.5,0.75,0.3,0.4"],
+    )
+    written(tmp_path, 1e-3, base, graded("-+++++++--"), metrics=["1,2,0,0"])
+    found = grid.load(tmp_path).leaderboard()
+    assert list(found["learning_rate"]) == [1e-3, 1e-4]  # the best first
+    best, second = found.to_dict("records")
+    assert best["run"] == "pocket-qwen lr=0.001"
+    assert (best["before"], best["after"]) == (0.1, 0.7)
+    assert best["gain"] == pytest.approx(0.6)  # seven gained, one lost
+    assert best["p_value"] == pytest.approx(2 * (1 + 8) / 2**8)
+    # (7 + 1 and 1 + 1 of 10 + 2)
+    middle, variance = 6 / 12, (10 / 12 - (6 / 12) ** 2) / 12
+    assert best["gain_low"] == pytest.approx(
+        middle - 1.96 * variance**0.5, abs=1e-4
+    )
+    assert (best["before_low"], best["before_high"]) == pytest.approx(
+        (0.0179, 0.4042), abs=1e-4
+    )
+    assert (best["after_low"], best["after_high"]) == pytest.approx(
+        (0.3968, 0.8922), abs=1e-4
+    )
+    assert second["gain"] == pytest.approx(0.1)
+    assert second["p_value"] == 1.0
+    assert (second["tagged_before"], second["tagged_after"]) == (0.1, 0.5)
+    assert (second["seconds"], second["peak_memory_gib"]) == (4.0, 0.75)
+    assert second["tokens_after"] == 10
+
+
+def test_between_equals_the_better_tagged_comes_first(tmp_path):
+    base = graded("----")
+    for rate, tagged in ((1e-2, "+---"), (1e-3, "+++-"), (1e-4, "++--")):
+        written(tmp_path, rate, base, graded("++--", tagged=tagged))
+    found = grid.load(tmp_path)
+    assert [run.settings.learning_rate for run in found.done] == [
+        1e-3, 1e-4, 1e-2,
+    ]  # fmt: skip
+
+
+def test_the_verdict_when_two_runs_differ(tmp_path):
+    base = graded("-" * 12)
+    written(tmp_path, 1e-3, base, graded("+" * 10 + "--"))
+    written(tmp_path, 1e-4, base, graded("-" * 10 + "+-"))
+    told = grid.load(tmp_path).verdict()
+    assert told.startswith(
+        "Of the best two, pocket-qwen lr=0.001 and pocket-qwen lr=0.0001, "
+        "the first is better: they answer 11 of 12 questions differently, "
+        "10 to 1"
+    )
+    assert f"p = {2 * (1 + 11) / 2**11:.2g}" in told
+
+
+def test_the_verdict_when_two_runs_can_not_be_told_apart(tmp_path):
+    base = graded("-" * 12)
+    written(tmp_path, 1e-3, base, graded("+++++++-----"))
+    written(tmp_path, 1e-4, base, graded("-++++++-----"))
+    told = grid.load(tmp_path).verdict()
+    assert "can't be told apart" in told
+    assert "1 of 12 questions differently, 1 to 0" in told
+    assert "p = 1)" in told
+
+
+def test_warnings_tell_what_spoils_a_run(tmp_path):
+    base = graded("+-")
+    good, bad = graded("++"), graded("+-")
+    written(tmp_path, 1e-2, base, good, ["1,1,0.2,0.8", "1,1,0.2,0.8"])
+    written(tmp_path, 1e-3, base, bad, ["1,1,0.9,0.7", "1,1,0.5,0.7"])
+    written(tmp_path, 1e-4, base, bad, ["1,1,0.0,0.9", "1,1,0.1,0.9"])
+    told = sorted(grid.load(tmp_path).warnings())
+    assert len(told) == 2
+    assert told[0].startswith("pocket-qwen lr=0.0001: in 90% of its groups")
+    assert told[1].startswith(
+        "pocket-qwen lr=0.001: 70% of its completions were cut at 256 tokens"
+    )
+    assert "raise MAX_COMPLETION_LENGTH" in told[1]
+
+
+def test_truncation_in_a_real_run_is_told(whole):
+    """Eight tokens are never enough for the tiny models."""
+    told = whole.warnings()
+    assert [text for text in told if "100% of its completions" in text]
+    assert training.METRICS["truncated_share"] == "completions/clipped_ratio"

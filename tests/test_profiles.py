@@ -1,0 +1,177 @@
+"""The table of sizes: every row can train, and bad values are refused."""
+
+import dataclasses
+import doctest
+
+import pytest
+
+from grpo_lab import profiles
+from grpo_lab.data import SOURCES
+from grpo_lab.errors import LabError
+from grpo_lab.profiles import PROFILES, RunSettings, choose, run_names
+
+
+def settings(**changes) -> RunSettings:
+    return RunSettings(
+        **{"model": "pocket-qwen", "learning_rate": 1e-3, **changes}
+    )
+
+
+def test_the_published_full_grid():
+    """Values of the design: 4 runs, 16 completions, r 32, two modules."""
+    runs = PROFILES["full"].settings()
+    assert [(run.short_model, run.learning_rate) for run in runs] == [
+        ("Qwen2.5-3B-Instruct", 5e-6),
+        ("Qwen2.5-3B-Instruct", 1e-5),
+        ("Llama-3.1-8B-Instruct", 5e-6),
+        ("Qwen2.5-7B-Instruct", 5e-6),
+    ]
+    for run in runs:
+        assert run.completions_per_step == 16
+        assert run.num_generations == 8
+        assert run.max_completion_length == 1024
+        assert (run.lora_r, run.lora_alpha) == (32, 64)
+        assert run.target_modules == ("q_proj", "v_proj")
+        assert run.load_in_4bit
+        assert (run.adam_beta1, run.adam_beta2) == (0.9, 0.99)
+        assert (run.weight_decay, run.max_grad_norm) == (0.1, 0.1)
+        assert (run.warmup_share, run.lr_scheduler) == (0.1, "linear")
+        assert run.seed == 42
+        assert run.steps(PROFILES["full"].train_rows) == 500  # two passes
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_every_row_makes_a_grid_worth_comparing(name):
+    row = PROFILES[name]
+    runs = row.settings()
+    assert len(set(runs)) == len(runs) == 4
+    assert len({run.model for run in runs}) >= 2
+    assert len({run.learning_rate for run in runs}) >= 2
+    assert row.data in SOURCES
+    assert row.train_rows == 500
+    assert row.eval_rows >= 100
+    assert all(run.load_in_4bit for run in runs)
+    assert all(run.lora_dropout == 0 for run in runs)
+    assert all(run.warmup_share * run.steps(500) >= 1 for run in runs)
+
+
+def test_a_profile_with_a_learners_own_values():
+    row = PROFILES["pocket"]
+    assert row.choose_grid([], []) == row.grid
+    assert row.choose_grid([], [0.1]) == {
+        "pocket-qwen": (0.1,),
+        "pocket-llama": (0.1,),
+    }
+    rates = row.grid["pocket-qwen"]
+    assert row.choose_grid(["mine"], []) == {"mine": rates}
+    assert row.choose_grid(["pocket-llama"], [0.1, 0.2]) == {
+        "pocket-llama": (0.1, 0.2)
+    }
+    runs = row.settings(grid={"mine": (0.1, 0.2)}, max_steps=3)
+    assert [(run.model, run.learning_rate) for run in runs] == [
+        ("mine", 0.1),
+        ("mine", 0.2),
+    ]
+    assert {run.max_steps for run in runs} == {3}
+    kept = row.run["completions_per_step"]
+    assert {run.completions_per_step for run in runs} == {kept}
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"learning_rate": 0}, "LEARNING_RATES ="),
+        ({"learning_rate": -1e-5}, "must lie above 0"),
+        ({"learning_rate": float("nan")}, "must lie above 0"),
+        ({"learning_rate": 1.0}, "below 1"),
+        ({"num_generations": 1}, "NUM_GENERATIONS = 8"),
+        ({"num_generations": 3}, "COMPLETIONS_PER_STEP = 6"),
+        ({"num_generations": 32}, "COMPLETIONS_PER_STEP = 64"),
+        ({"micro_batch": 3}, "MICRO_BATCH = 8"),
+        ({"micro_batch": 0}, "MICRO_BATCH"),
+        ({"max_completion_length": 0}, "MAX_COMPLETION_LENGTH is 0"),
+        ({"max_steps": -1}, "MAX_STEPS is -1"),
+        ({"temperature": 0}, "TEMPERATURE is 0"),
+        ({"top_p": 0}, "TOP_P is 0"),
+        ({"top_p": 1.5}, "TOP_P is 1.5"),
+        ({"beta": -0.1}, "BETA is -0.1"),
+        ({"beta": float("nan")}, "BETA is nan"),
+        ({"lora_r": 0}, "LORA_R is 0"),
+        ({"lora_dropout": 1.0}, "LORA_DROPOUT is 1.0"),
+        ({"warmup_share": 5}, "WARMUP_SHARE is 5"),
+        ({"num_epochs": 0}, "NUM_EPOCHS is 0"),
+        ({"save_steps": 0}, "SAVE_STEPS is 0"),
+        ({"lr_scheduler": "lineal"}, "linear"),
+    ],
+)
+def test_what_can_not_train_is_refused(changes, told):
+    with pytest.raises(LabError, match=told) as error:
+        settings(**changes)
+    assert "\n" not in str(error.value)
+
+
+def test_sizes_follow_from_each_other():
+    one = settings(num_generations=8, completions_per_step=32, micro_batch=4)
+    assert one.prompts_per_step == 4
+    assert one.accumulation_steps == 8
+    assert one.steps(500) == 125
+    assert dataclasses.replace(one, num_epochs=2).steps(501) == 250
+    assert dataclasses.replace(one, num_epochs=0.5).steps(500) == 62
+    assert dataclasses.replace(one, max_steps=7).steps(500) == 7
+    assert one.steps(3) == 1
+
+
+def test_settings_there_and_back():
+    one = settings(target_modules=["q_proj"])
+    assert one.target_modules == ("q_proj",)
+    assert RunSettings(**one.to_dict()) == one
+    assert hash(RunSettings(**one.to_dict())) == hash(one)
+
+
+def test_names_tell_runs_apart():
+    runs = [
+        settings(learning_rate=rate, beta=beta)
+        for rate in (1e-3, 1e-4)
+        for beta in (0, 0.04)
+    ]
+    names = run_names(runs)
+    assert names[1] == "pocket-qwen lr=0.001 beta=0.04"
+    assert len(set(names)) == 4
+    owners = [settings(model="a/model"), settings(model="b/model")]
+    assert len(set(run_names(owners))) == 2
+    assert run_names([]) == []
+    assert run_names([settings(model="Qwen/Qwen2.5-3B-Instruct")]) == [
+        "Qwen2.5-3B-Instruct lr=0.001"
+    ]
+    assert doctest.testmod(profiles).failed == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "memory", "chosen"),
+    [
+        ("full", 79.2, "full"),
+        ("full", 139.8, "full"),
+        ("lite", 14.6, "lite"),
+        ("lite", 0, "pocket"),
+        ("pocket", 0, "pocket"),
+        ("pocket", 79.2, "pocket"),
+    ],
+)
+def test_a_machine_gets_its_profile(name, memory, chosen):
+    assert choose(name, memory).name == chosen
+
+
+@pytest.mark.parametrize(
+    ("name", "memory", "told"),
+    [
+        ("ful", 0, "Type PROFILE = 'full'"),
+        ("LITE", 0, "Type PROFILE = 'lite'"),
+        ("anything", 0, "full, lite, pocket"),
+        ("full", 0, r"no GPU: 79\.\d GiB too little.*PROFILE = 'pocket'"),
+        ("full", 24, r"24\.\d GiB: 55\.\d GiB too little.*PROFILE = 'lite'"),
+        ("lite", 8, r"8\.\d GiB: 6\.\d GiB too little.*PROFILE = 'pocket'"),
+    ],
+)
+def test_a_profile_that_does_not_fit_is_refused(name, memory, told):
+    with pytest.raises(LabError, match=told):
+        choose(name, memory)
