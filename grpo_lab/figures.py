@@ -213,7 +213,7 @@ def _curves(grid: Grid, panels: dict[str, str]) -> Figure:
 
 
 def _curve(axis: Axes, run: Run, column: str, style: dict) -> None:
-    steps, raw = run.metrics["step"], run.metrics[column].astype(float)
+    steps, raw = run.metrics["step"], run.metrics[column]
     smooth = raw.rolling(SMOOTHING, min_periods=1).mean()
     axis.plot(steps, raw, alpha=0.15, **style)
     axis.plot(steps, smooth, label=run.name, **style)

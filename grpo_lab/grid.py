@@ -788,7 +788,8 @@ def _reason(error: Exception) -> str:
             "MAX_COMPLETION_LENGTH, then take a smaller model."
         )
     text = str(error)
-    if "No space left" in text:
+    # torch.save only says that the file ended where it should not.
+    if "No space left" in text or "unexpected pos" in text:
         return (
             "The disk is full. Free some space and run this again with the "
             "same OUTPUT_DIR: it goes on from its last checkpoint."

@@ -186,6 +186,14 @@ def test_every_end_token_of_a_model_ends_an_answer(policy, monkeypatch):
     chat = [{"role": "user", "content": "?"}]
     found = evaluation.generate(model, tokenizer, [chat], 3)
     assert found == [("The7", 2, False)]
+    # A model that names another end than its tokenizer has both.
+    other = tokenizer.eos_token_id
+    monkeypatch.setattr(model.generation_config, "eos_token_id", word)
+    found = evaluation.generate(model, tokenizer, [chat], 3)
+    assert found == [("The", 1, False)]
+    monkeypatch.setattr(model.generation_config, "eos_token_id", 1)
+    found = evaluation.generate(model, tokenizer, [chat], 3)
+    assert found == [("The", 2, False)]
 
 
 def test_greedy_whatever_the_model_brings_along(policy, tiny_splits):

@@ -15,7 +15,7 @@ import torch
 from conftest import quick_settings
 from fake_grid import graded, written
 from killed_grid import variety
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import rewards
 from grpo_lab import evaluation, grid, models, training
@@ -520,6 +520,20 @@ def small_disk(tmp_path):
         pytest.skip(f"no file system can be mounted here: {done.stderr}")
     yield place, lambda: mount("remount,size=100m")
     subprocess.run(["umount", str(place)], check=True)
+
+
+def test_what_the_libraries_say_of_a_full_disk(small_disk):
+    """The weights and the optimiser go to the disk by different ways."""
+    values = torch.zeros(10**6)
+    for write in (
+        lambda path: torch.save(values, path),
+        lambda path: save_file({"values": values}, path),
+        lambda path: pd.DataFrame(values.numpy()).to_csv(path),
+    ):
+        with pytest.raises(Exception) as error:
+            write(small_disk[0] / "file")
+        assert grid._reason(error.value).startswith("The disk is full")
+        (small_disk[0] / "file").unlink(missing_ok=True)
 
 
 def test_a_disk_that_fills_up_during_a_run(
