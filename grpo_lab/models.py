@@ -800,9 +800,11 @@ LOADING_ERRORS = (OSError, ValueError, SafetensorError, HTTPError)
 
 def _causes(error: BaseException) -> list[BaseException]:
     """The error and everything that led to it; transformers wraps them."""
-    chain = [error]
-    while cause := chain[-1].__cause__ or chain[-1].__context__:
+    chain: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause and cause not in chain:  # an error raised twice is a loop
         chain.append(cause)
+        cause = cause.__cause__ or cause.__context__
     return chain
 
 
