@@ -50,11 +50,16 @@ TEXT = {
 """How text stands in a table: line breaks are kept."""
 
 
+NO_MATH = 'class="tex2jax_ignore mathjax_ignore"'
+"""Keeps "$12 and $5" in a question from being set as a formula."""
+
+
 def table(frame: pd.DataFrame, formats: dict | None = None) -> Styler:
     """A table without index, text on the left, numbers on the right."""
     text = [c for c in frame if frame[c].dtype.kind not in "iufb"]
     return (
         frame.style.hide(axis="index")
+        .set_table_attributes(NO_MATH)
         .format(formats or {}, na_rep="-", escape="html")
         .set_properties(subset=text, **TEXT)
         .set_table_styles(

@@ -378,7 +378,8 @@ def load(
     """
     output_dir = Path(output_dir)
     if directories is None:
-        directories = sorted((output_dir / "runs").glob("*/"))
+        found = sorted((output_dir / "runs").glob("*/settings.json"))
+        directories = [file.parent for file in found]
     settings = [_settings(folder) for folder in directories]
     runs = tuple(
         Run(name, one, folder, **_status(folder))
@@ -552,6 +553,11 @@ def _plan(
         "reward_fingerprint": reward_fingerprint(rewards),
         "reading": evaluation.READING,
     }
+    if not settings:
+        raise LabError(
+            "This grid has no runs. Name at least one model and one learning "
+            "rate, such as MODELS = ['pocket-qwen'], LEARNING_RATES = [1e-3]."
+        )
     records = {}
     for one in settings:
         weights = models.fingerprint(one.model)

@@ -338,7 +338,7 @@ POCKET = Profile(
         "num_generations": 8,
         "completions_per_step": 64,
         "micro_batch": 64,
-        "max_steps": 40,
+        "max_steps": 32,
         "max_completion_length": 64,
         "target_modules": ALL_LINEAR,
         "max_grad_norm": 1.0,

@@ -1,12 +1,15 @@
 """The lessons, run to their end as a reader would, and held to their word."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import nbformat
 import pytest
+
+from grpo_lab.pocket import WEIGHTS_DIR
 
 ROOT = Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.lesson
@@ -89,3 +92,25 @@ def test_runner_tells_where_everything_is(grid_search):
     _, printed = grid_search
     for word in ("pocket-qwen", ".ipynb", ".html", "ensor"):
         assert word in printed
+
+
+def test_a_failed_run_is_told_and_the_lesson_fails(tmp_path):
+    """The other runs go on, the leaderboard stands, the exit is not 0."""
+    broken = tmp_path / "broken"
+    shutil.copytree(WEIGHTS_DIR / "pocket-llama", broken)
+    (broken / "model.safetensors").write_bytes(b"cut short")
+    small = {"MAX_STEPS": "1", "TRAIN_ROWS": "16", "EVAL_ROWS": "8"}
+    small |= {"COMPLETIONS_PER_STEP": "16", "MICRO_BATCH": "16"}
+    small |= {"MODELS": f"pocket-qwen,{broken}", "LEARNING_RATES": "1e-3"}
+    options = [word for item in small.items() for word in ("-p", *item)]
+    output = tmp_path / "03"
+    done = run_lesson(
+        "03_grid_search", output, "-p", "PROFILE", "pocket", *options
+    )
+    assert done.returncode == 1, done.stdout[-3000:] + done.stderr[-3000:]
+    results = json.loads((output / "run" / "results.json").read_text())
+    by_name = {run["name"]: run for run in results["runs"]}
+    assert by_name["pocket-qwen lr=0.001"]["status"] == "done"
+    assert by_name["broken lr=0.001"]["status"] == "failed"
+    assert len(results["leaderboard"]) == 1
+    assert "broken lr=0.001" in done.stdout + done.stderr

@@ -12,6 +12,11 @@ LEAST_CONTRAST = 0.10
 """How far the worst run stays behind, so that comparing teaches something."""
 
 
+COLUMNS = (
+    "model", "base accuracy", "best gain", "best minus worst run", "met",
+)  # fmt: skip
+
+
 def check(leaderboard: pd.DataFrame) -> pd.DataFrame:
     """Hold a pocket grid against its target, base model by base model.
 
@@ -41,4 +46,4 @@ def check(leaderboard: pd.DataFrame) -> pd.DataFrame:
                 "met": "yes" if met else "no",
             }
         )
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows, columns=COLUMNS)
