@@ -50,7 +50,7 @@ def versions() -> dict[str, str]:
 
 
 def machine() -> str:
-    """What this runs on, such as `this CPU (2 cores), 23.5 GiB of memory`."""
+    """What this runs on, such as `AMD EPYC (2 cores), 23.5 GiB of memory`."""
     from grpo_lab import models
 
     device = models.device_memory()

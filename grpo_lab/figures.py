@@ -28,6 +28,9 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
 LINES = ("-", "--", ":", "-.")
 """Of the runs of one model, in order."""
 
+DPI = 72
+"""Pixels an inch: as wide as a notebook's column, and small to commit."""
+
 SMOOTHING = 5
 """Optimiser steps in the moving average of a curve."""
 
@@ -195,7 +198,11 @@ def health_curves(grid: Grid) -> Figure:
 def _curves(grid: Grid, panels: dict[str, str]) -> Figure:
     height = -(-len(panels) // 3)
     figure, axes = plt.subplots(
-        height, 3, figsize=(10, 2.5 * height + 0.5), layout="constrained"
+        height,
+        3,
+        figsize=(10, 2.5 * height + 0.5),
+        dpi=DPI,
+        layout="constrained",
     )
     styles = run_styles(grid.runs)
     runs = [run for run in grid.runs if len(run.metrics)]
@@ -203,6 +210,8 @@ def _curves(grid: Grid, panels: dict[str, str]) -> Figure:
         for run in runs:
             _curve(axis, run, column, styles[run.name])
         axis.set_title(title, fontsize=10)
+        if column.endswith("_share"):
+            axis.set_ylim(-0.03, 1.03)
         axis.grid(alpha=0.3)
         axis.set_xlabel("step", fontsize=8)
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -280,7 +289,7 @@ def leaderboard_figure(leaderboard: pd.DataFrame) -> Figure:
     """Accuracy before and after each run, with 95 % intervals."""
     count = len(leaderboard)
     figure, axis = plt.subplots(
-        figsize=(10, 0.55 * count + 1.1), layout="constrained"
+        figsize=(10, 0.55 * count + 1.1), dpi=DPI, layout="constrained"
     )
     for at, row in enumerate(leaderboard.to_dict("records")):
         y = count - 1 - at

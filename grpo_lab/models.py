@@ -12,6 +12,7 @@ import gc
 import hashlib
 import importlib.util
 import os
+import platform
 import shutil
 import tempfile
 from dataclasses import dataclass
@@ -605,7 +606,17 @@ def device_memory() -> Device:
         gpu = torch.cuda.get_device_properties(0)
         return Device(gpu.name, gpu.total_memory / GIB, is_gpu=True)
     ram = psutil.virtual_memory().total / GIB
-    return Device(f"this CPU ({os.cpu_count()} cores)", ram, is_gpu=False)
+    name = f"{_cpu_name()} ({os.cpu_count()} cores)"
+    return Device(name, ram, is_gpu=False)
+
+
+def _cpu_name() -> str:
+    """The processor as Linux names it; elsewhere as well as Python knows."""
+    info = Path("/proc/cpuinfo")
+    for line in info.read_text().splitlines() if info.is_file() else []:
+        if line.startswith("model name"):
+            return line.split(":")[1].strip()
+    return platform.processor() or "this CPU"
 
 
 def free_memory() -> None:

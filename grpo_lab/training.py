@@ -340,6 +340,15 @@ def _check_lengths(trainer: GRPOTrainer, settings: RunSettings) -> None:
         )
 
 
+def values_in_force(arguments: GRPOConfig) -> pd.DataFrame:
+    """The settings that change what a run learns, with their values."""
+    rows = [
+        {"setting": name, "value": str(getattr(arguments, name))}
+        for name in WHAT_IS_LEARNED
+    ]
+    return pd.DataFrame(rows)
+
+
 def facts(trainer: GRPOTrainer) -> pd.DataFrame:
     """What a trainer will train, and how, read off the trainer itself."""
     model = trainer.model

@@ -237,9 +237,9 @@ quantisation = BitsAndBytesConfig(
     bnb_4bit_use_double_quant=True,
     bnb_4bit_compute_dtype=models.compute_dtype(),
 )
-in_force = policy.config.quantization_config
-print(in_force)
-assert not first.load_in_4bit or in_force.to_dict() == quantisation.to_dict()
+loaded = policy.config.quantization_config
+print(loaded)
+assert not first.load_in_4bit or loaded.to_dict() == quantisation.to_dict()
 
 # %% [markdown]
 # Then the adapter. The base model stays frozen; only two small matrices
@@ -334,16 +334,17 @@ figures.table(training.facts(trainer))
 
 # %% [markdown]
 # The grid builds each of its runs with `training.build_trainer`, which does
-# what you have just read. So we need this one no longer.
+# what you have just read, with the same values. Here they are, read off the
+# configuration. This run has done its duty: we need it no longer.
 
 # %%
 built = training.grpo_config(first, output_dir / "one_run", len(splits.train))
-for name in training.WHAT_IS_LEARNED:
-    assert getattr(arguments, name) == getattr(built, name), name
-print(f"{len(training.WHAT_IS_LEARNED)} settings compared, all the same")
+in_force = training.values_in_force(arguments)
+assert in_force.equals(training.values_in_force(built))
 
 del trainer, policy
 models.free_memory()
+figures.table(in_force)
 
 # %% [markdown]
 # ## Run it
@@ -490,7 +491,7 @@ base, tokenizer = models.load_policy(
 )
 winner = PeftModel.from_pretrained(base, best.adapter)
 question = (
-    "Zoe has 53 shells. Zoe loses 17 of them. "
+    "Zoe has 26 shells. Zoe loses 11 of them. "
     "How many shells does Zoe have left?"
 )
 chat = prompts.messages(question, prompts.REASONING_PROMPT)

@@ -5,8 +5,8 @@ seen right solutions and wrong ones, and answers in every shape. This corpus
 imitates that on purpose. `SLIPS` says how often a kind of problem is solved
 wrongly, `SHAPES` how often an answer takes each shape. A model trained on it
 has the ability (it often samples a right, well-tagged answer) but not the
-habit (its greedy answer is mostly wrong in three kinds of four and rarely
-tagged), and that gap is what GRPO can close.
+habit (its greedy answer is wrong in most kinds of problem and rarely tagged),
+and that gap is what GRPO can close.
 """
 
 import random
