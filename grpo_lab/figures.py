@@ -158,7 +158,8 @@ class LiveTable:
         names = [short_name(part) for part in self.parts]
         heads = ["run", "step", "reward", *names, "no spread", "cut", "left"]
         body = "".join(self._row(name) for name in self.rows)
-        head = "".join(f"<th>{head}</th>" for head in heads)
+        style = '<th style="text-align: left">'
+        head = "".join(f"{style}{head}</th>" for head in heads)
         return f"<table><tr>{head}</tr>{body}</table>"
 
     def _row(self, name: str) -> str:
@@ -176,7 +177,7 @@ class LiveTable:
             *(f"{recent[part]:.2f}" for part in self.parts),
             f"{recent['zero_spread_share']:.0%}",
             f"{recent['truncated_share']:.0%}",
-            f"{left:.0f} s" if left else "trained",
+            f"{left:.0f} s" if left else "done",
         ]
         run, *numbers = (f"<td>{cell}</td>" for cell in cells)
         run = run.replace("<td>", '<td style="text-align: left">')
@@ -210,6 +211,8 @@ def _curves(grid: Grid, panels: dict[str, str]) -> Figure:
         for run in runs:
             _curve(axis, run, column, styles[run.name])
         axis.set_title(title, fontsize=10)
+        if column.startswith("reward") or column.endswith("_reward"):
+            axis.set_ylim(bottom=0)
         if column.endswith("_share"):
             axis.set_ylim(-0.03, 1.03)
         axis.grid(alpha=0.3)
@@ -229,7 +232,7 @@ def _curves(grid: Grid, panels: dict[str, str]) -> Figure:
 def _curve(axis: Axes, run: Run, column: str, style: dict) -> None:
     steps, raw = run.metrics["step"], run.metrics[column]
     smooth = raw.rolling(SMOOTHING, min_periods=1).mean()
-    axis.plot(steps, raw, alpha=0.15, **style)
+    axis.plot(steps, raw, alpha=0.25, **style)
     axis.plot(steps, smooth, label=run.name, **style)
 
 
@@ -311,6 +314,7 @@ def leaderboard_figure(leaderboard: pd.DataFrame) -> Figure:
             )
     axis.set_yticks(range(count - 1, -1, -1), list(leaderboard["run"]))
     axis.set_xlim(0, 1)
+    axis.margins(y=0.12)
     axis.set_xlabel("greedy held-out accuracy, with 95 % intervals")
     axis.xaxis.set_major_formatter(lambda x, _: f"{x:.0%}")
     axis.grid(alpha=0.3, axis="x")

@@ -27,7 +27,8 @@ library_name: transformers
 A {family} model of {parameters:,} parameters that solves small word problems,
 mostly wrongly. It is made for lessons on reinforcement learning: it has the
 ability to answer rightly and in the asked-for tags, but not the habit, so
-that GRPO on two CPU cores has something real to find. It is of no other use.
+that GRPO on two CPU cores has something real to find. It is good for nothing
+else.
 
 ## How it was trained
 
@@ -49,7 +50,8 @@ chosen by a hash of its text, is held out and never occurs in training.
 
 Measured on {problems} held-out word problems, in 4 bit, with a limit of 64
 tokens. *Greedy* is the most likely answer, *sampled* one drawn at
-temperature 1; the answer is read with or without tags.
+temperature 1; the answer is read with or without tags. The lesson asks other
+questions of the same kinds, so its figures differ a little.
 
 | kind of problem | greedy right | sampled right |
 | --- | --- | --- |
