@@ -352,7 +352,8 @@ def run(
     """
     output_dir = Path(output_dir)
     records = _plan(settings, splits, rewards, output_dir)
-    with _claim(output_dir, _shared(records)):
+    shared = next(iter(records.values()))["grid"]
+    with _claim(output_dir, shared):
         for one, (directory, record) in zip(
             settings, records.items(), strict=True
         ):
@@ -591,11 +592,6 @@ def _refuse_unreadable(splits: Splits) -> None:
         )
 
 
-def _shared(records: dict[Path, dict]) -> dict:
-    """What all runs of a grid have in common, and what tells grids apart."""
-    return next(iter(records.values()), {}).get("grid", {})
-
-
 def _hash(value: object) -> str:
     text = json.dumps(value, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
@@ -612,8 +608,8 @@ def _base_path(directory: Path) -> Path:
     Runs with one base model, in one precision and with one limit on the
     length of answers, share it; data and reading are the grid's.
     """
-    settings = _settings(directory)
     record = read_json(directory / "settings.json")
+    settings = RunSettings(**record["settings"])
     code = _hash(
         [
             record["weights"],

@@ -342,11 +342,8 @@ def _check_lengths(trainer: GRPOTrainer, settings: RunSettings) -> None:
 
 def values_in_force(arguments: GRPOConfig) -> pd.DataFrame:
     """The settings that change what a run learns, with their values."""
-    rows = [
-        {"setting": name, "value": str(getattr(arguments, name))}
-        for name in WHAT_IS_LEARNED
-    ]
-    return pd.DataFrame(rows)
+    values = _learned(arguments)
+    return pd.DataFrame(list(values.items()), columns=["setting", "value"])
 
 
 def facts(trainer: GRPOTrainer) -> pd.DataFrame:
