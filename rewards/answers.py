@@ -22,7 +22,7 @@ Every pattern here runs in linear time, whatever the text.
 
 import re
 
-from rewards.batch import RewardError
+from rewards.batch import RewardError, completion_texts
 from rewards.numbers import last_box, parse_number
 
 POLICIES = ("tagged", "stated", "flexible")
@@ -51,6 +51,35 @@ def first_turn(text):
     '<answer>18</answer>'
     """
     return _END_OF_TURN.split(text, maxsplit=1)[0]
+
+
+def read_turns(completions, prefilled=""):
+    r"""Return what the policy said in each completion of a batch, as texts.
+
+    `completions` is what a trainer hands over, the result has one string for
+    each, cut at the first end-of-turn token. Some chat templates write the
+    opening reasoning tag themselves, so that the completion begins after it:
+    `prefilled` is the text that the template wrote, and is put in front.
+    Raises RewardError when `prefilled` is anything but one opening reasoning
+    tag and white space, as it would count as said by the policy.
+
+    >>> read_turns(["So.</think> 18<|im_end|>"], prefilled="<think>\n")
+    ['<think>\nSo.</think> 18']
+    """
+    if prefilled and not (
+        isinstance(prefilled, str)
+        and prefilled.strip() in ("<reasoning>", "<think>")
+    ):
+        raise RewardError(
+            f"The prefilled text is {prefilled!r:.60}, but it may only be the "
+            "opening reasoning tag that the chat template writes at the start "
+            "of a completion, with white space. Type "
+            r"prefilled='<think>\n' or prefilled='<reasoning>\n' as your "
+            "template has it, or leave it out."
+        )
+    return [
+        prefilled + first_turn(text) for text in completion_texts(completions)
+    ]
 
 
 def extract_answer(completion, policy="tagged"):

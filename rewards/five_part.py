@@ -6,7 +6,8 @@ part                     pays     when
 correctness_reward       2.0      the tagged answer equals the gold
 integer_reward           0.5      the tagged answer is an integer
                                   (never where the gold is not one)
-strict_format_reward     0.5      the two blocks, and nothing else
+strict_format_reward     0.5      the two blocks, each of the four tags on a
+                                  line of its own, and nothing else
 soft_format_reward       0.5      the two blocks, words around them allowed
 tag_count_reward         0 - 0.5  0.125 for each tag that is there just once
 =======================  =======  ==========================================
@@ -20,23 +21,34 @@ easy to find, and gives an untrained policy something to climb.
 
 Each function scores a batch, as TRL calls it: `completions` is a list of
 strings or of message lists, the columns of the dataset follow by name, and
-the result has one score for each completion. To weigh the parts differently
-give TRL's `GRPOConfig(reward_weights=[...])` one factor for each part.
+the result has one score for each completion.
+
+Where the chat template writes the opening reasoning tag itself, the policy
+never says it. Tell the parts so with the option `prefilled`, the very text
+that the template wrote: every part then reads prefilled + completion.
+
+`reward_set` returns the five parts with weights and options set, and refuses
+weights with which a wrong answer in good form could pay as much as a right
+one. TRL's own `GRPOConfig(reward_weights=[...])` works on any of the two as
+well, one factor for each part, and refuses nothing.
 
 The idea of five such parts, and their sizes, come from the GRPO demo for
 GSM8K by William Brown (2025), which many tutorials copy.
 """
 
+import functools
+import math
 import re
 
 from rewards.answers import (
     extract_answer,
-    first_turn,
     gold_number,
     is_correct,
+    read_turns,
 )
-from rewards.batch import completion_texts, gold_column
+from rewards.batch import RewardError, gold_column
 from rewards.numbers import parse_number
+from rewards.options import with_options
 
 CORRECT = 2.0
 INTEGER = 0.5
@@ -53,13 +65,17 @@ _LAYOUTS = (
 )
 
 
-def correctness_reward(completions, answer=None, **kwargs):
-    """Pay 2.0 for the right answer in the tags, 0.0 for anything else.
+def correctness_reward(
+    completions, answer=None, *, policy="tagged", prefilled="", **kwargs
+):
+    """Pay 2.0 for the right answer, 0.0 for anything else.
 
     `answer` holds the gold answers (GSM8K's text with ``####``, or a number;
     a column named `solution` or `ground_truth` works too). A gold that can't
-    be read gives None, which TRL leaves out of the sum. Raises RewardError
-    when the golds are missing or are not one for each completion.
+    be read gives None, which TRL leaves out of the sum. `policy` says where
+    an answer may stand (see `rewards.answers`): in the tags, unless another
+    is chosen. Raises RewardError when the golds are missing or are not one
+    for each completion, and for an unknown policy or prefilled text.
 
     >>> right, bare = "<answer>18.0</answer>", "18"
     >>> correctness_reward([right, bare], answer=["#### 18", "#### 18"])
@@ -68,11 +84,16 @@ def correctness_reward(completions, answer=None, **kwargs):
     [None]
     """
     golds = gold_column(completions, answer=answer, **kwargs)
-    verdicts = map(is_correct, completion_texts(completions), golds)
+    verdicts = [
+        is_correct(text, gold, policy)
+        for text, gold in zip(
+            read_turns(completions, prefilled), golds, strict=True
+        )
+    ]
     return [None if right is None else CORRECT * right for right in verdicts]
 
 
-def integer_reward(completions, **kwargs):
+def integer_reward(completions, *, prefilled="", **kwargs):
     """Pay 0.5 for an integer in the answer tags, 0.0 for anything else.
 
     Where the gold is known and is no integer, an integer can't be right and
@@ -84,30 +105,37 @@ def integer_reward(completions, **kwargs):
     >>> integer_reward(["<answer>18</answer>"], answer=["1/2"])
     [0.0]
     """
-    texts = completion_texts(completions)
     golds = gold_column(completions, optional=True, **kwargs)
     return [
         INTEGER * _fitting_integer(text, gold)
-        for text, gold in zip(texts, golds, strict=True)
+        for text, gold in zip(
+            read_turns(completions, prefilled), golds, strict=True
+        )
     ]
 
 
-def strict_format_reward(completions, **kwargs):
-    r"""Pay 0.5 for one reasoning block, one answer block, and nothing else.
+def strict_format_reward(completions, *, prefilled="", **kwargs):
+    r"""Pay 0.5 for the two blocks, tags on their own lines, nothing else.
 
-    White space around the blocks is free, and inside them any text is.
+    Inside the blocks any text is free, as long as none of it shares a line
+    with a tag; white space, CRLF line ends and a last newline are free.
 
     >>> blocks = "<reasoning>\n9+9\n</reasoning>\n<answer>\n18\n</answer>"
     >>> strict_format_reward([blocks, blocks + "\n", "So: " + blocks])
     [0.5, 0.5, 0.0]
+    >>> strict_format_reward(["<think>9+9</think><answer>18</answer>"])
+    [0.0]
+    >>> cut = blocks.removeprefix("<reasoning>\n")
+    >>> strict_format_reward([cut], prefilled="<reasoning>\n")
+    [0.5]
     """
     return [
-        STRICT_FORMAT * (_has_both_blocks(text) and not _outside(text))
-        for text in _turns(completions)
+        STRICT_FORMAT * (_tags_have_lines(text) and not _outside(text))
+        for text in read_turns(completions, prefilled)
     ]
 
 
-def soft_format_reward(completions, **kwargs):
+def soft_format_reward(completions, *, prefilled="", **kwargs):
     """Pay 0.5 for the two blocks in order, each tag once, words around free.
 
     >>> blocks = "<reasoning>9+9</reasoning> <answer>18</answer>"
@@ -115,11 +143,12 @@ def soft_format_reward(completions, **kwargs):
     [0.5, 0.5, 0.0]
     """
     return [
-        SOFT_FORMAT * _has_both_blocks(text) for text in _turns(completions)
+        SOFT_FORMAT * _has_both_blocks(text)
+        for text in read_turns(completions, prefilled)
     ]
 
 
-def tag_count_reward(completions, **kwargs):
+def tag_count_reward(completions, *, prefilled="", **kwargs):
     """Pay 0.125 for each of the four tags that is there exactly once.
 
     Every character after the last end tag costs 0.001, so that a policy
@@ -130,7 +159,7 @@ def tag_count_reward(completions, **kwargs):
     >>> tag_count_reward(["9+9 is <answer>18", "<answer>18</answer> I hope"])
     [0.125, 0.244]
     """
-    return [_tag_count(text) for text in _turns(completions)]
+    return [_tag_count(text) for text in read_turns(completions, prefilled)]
 
 
 # The least and the most that each part pays.
@@ -145,8 +174,76 @@ FIVE_PART = tuple(RANGES)
 MAX_REWARD = sum(most for _, most in RANGES.values())
 
 
-def _turns(completions):
-    return map(first_turn, completion_texts(completions))
+def reward_set(weights=None, *, prefilled=""):
+    r"""Return the five parts, a tuple in the order of FIVE_PART, as set up.
+
+    `weights` has one factor for each part, by which its pay and its range in
+    RANGES are multiplied; without it all are 1. `prefilled` is the opening
+    tag that the chat template writes. The functions keep their names.
+
+    Raises RewardError when there are not five weights, when one is negative
+    or not finite, when the form alone could reach what a right answer gets,
+    and for a prefilled text that is no opening tag.
+
+    >>> parts = reward_set([1, 0, 0.5, 0.5, 2], prefilled="<think>\n")
+    >>> text = "9+9=18</think><answer>18</answer>"
+    >>> [part([text], answer=["18"])[0] for part in parts]
+    [2.0, 0.0, 0.0, 0.25, 1.0]
+    """
+    read_turns([], prefilled)  # refuses what is no opening tag
+    parts = [with_options(part, prefilled=prefilled) for part in FIVE_PART]
+    if weights is None:
+        return tuple(parts)
+    weights = list(weights)
+    _check_weights(weights)
+    return tuple(map(_weighted, parts, weights))
+
+
+def _weighted(part, weight):
+    bound = functools.partial(_multiplied, part, float(weight))
+    return functools.update_wrapper(bound, part)
+
+
+def _multiplied(part, weight, /, completions, **columns):
+    scores = part(completions, **columns)
+    return [None if score is None else weight * score for score in scores]
+
+
+def _check_weights(weights):
+    """Raise RewardError for weights that would teach the wrong thing."""
+    if len(weights) != len(FIVE_PART) or not all(map(_is_weight, weights)):
+        raise RewardError(
+            f"The weights of the five parts are {weights!r:.100}, but "
+            f"there must be {len(FIVE_PART)} finite numbers that are not "
+            f"negative, one each for {', '.join(_names(FIVE_PART))}. Type "
+            "weights=[1, 1, 1, 1, 1] and change what you mean to change."
+        )
+    right, _, *form = (
+        weight * most
+        for weight, (_, most) in zip(weights, RANGES.values(), strict=True)
+    )
+    # A wrong integer may earn the integer part too; but where it may, a
+    # right answer earns it for certain, so it makes no difference.
+    if sum(form) >= right:
+        raise RewardError(
+            f"With these weights a right answer pays {right:g} and the form "
+            f"alone up to {sum(form):g} ({', '.join(_names(FIVE_PART[2:]))} "
+            "together), so a policy could gain as much by writing tags "
+            "around anything as by being right. Raise the weight of "
+            f"{FIVE_PART[0].__name__}, the first, or lower the last three."
+        )
+
+
+def _is_weight(weight):
+    return (
+        isinstance(weight, int | float)
+        and math.isfinite(weight)
+        and weight >= 0
+    )
+
+
+def _names(parts):
+    return [part.__name__ for part in parts]
 
 
 def _fitting_integer(text, gold):
@@ -161,6 +258,11 @@ def _fitting_integer(text, gold):
 
 def _has_both_blocks(text):
     return _TAG.findall(text) in _LAYOUTS
+
+
+def _tags_have_lines(text):
+    lines = [line.strip() for line in text.splitlines() if _TAG.search(line)]
+    return lines in _LAYOUTS
 
 
 def _outside(text):

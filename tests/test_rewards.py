@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import rewards
 import rewards.batch
 import rewards.five_part
+import rewards.options
 from rewards import (
     FIVE_PART,
     MAX_REWARD,
@@ -28,6 +29,8 @@ from rewards import (
     strict_format_reward,
     tag_count_reward,
 )
+from rewards.five_part import reward_set
+from rewards.options import options_of, with_options
 
 CALM = settings(deadline=None, derandomize=True, database=None)
 
@@ -35,6 +38,8 @@ with open(
     Path(__file__).parent / "data" / "reward_cases.jsonl", encoding="utf-8"
 ) as lines:
     CASES = [json.loads(line) for line in lines]
+
+PREFILLED = {"F08": "<think>\n"}  # what the template wrote in those cases
 
 PERFECT = (
     "<reasoning>\n{reasoning}\n</reasoning>\n<answer>\n{answer}\n</answer>"
@@ -72,7 +77,10 @@ def fill(form, answer, reasoning="x"):
 # --- what each part pays -------------------------------------------------
 
 
-@pytest.mark.parametrize("module", [rewards, rewards.batch, rewards.five_part])
+@pytest.mark.parametrize(
+    "module",
+    [rewards, rewards.batch, rewards.five_part, rewards.options],
+)
 def test_examples_in_the_docstrings_run(module):
     result = doctest.testmod(module)
     assert result.attempted > 0
@@ -84,7 +92,14 @@ def test_examples_in_the_docstrings_run(module):
     [
         (fill(PERFECT, 18), [2.0, 0.5, 0.5, 0.5, 0.5]),
         (fill(PERFECT, 18, "a\n\nb < c & d\n"), [2.0, 0.5, 0.5, 0.5, 0.5]),
-        (fill(FORMS[1], "18.0"), [2.0, 0.5, 0.5, 0.5, 0.5]),
+        (fill(PERFECT, "18.0"), [2.0, 0.5, 0.5, 0.5, 0.5]),
+        (fill(FORMS[1], 18), [2.0, 0.5, 0.0, 0.5, 0.5]),
+        (fill(PERFECT, 18).replace("\n", "\r\n"), [2.0] + [0.5] * 4),
+        (fill(PERFECT, 18).replace("\n", " \n\n "), [2.0] + [0.5] * 4),
+        (fill(PERFECT, 18) + "\n\n", [2.0, 0.5, 0.5, 0.5, 0.5]),
+        (fill(PERFECT, "18\n</answer>"), [2.0, 0.5, 0.0, 0.0, 0.375]),
+        (fill(PERFECT, 18, "x</reasoning>\n<answer>"), [2, 0.5, 0, 0, 0.25]),
+        (fill(PERFECT, 18).replace("\n18", " 18"), [2.0, 0.5, 0, 0.5, 0.5]),
         (fill(PERFECT, "$18 per day"), [2.0, 0.5, 0.5, 0.5, 0.5]),
         (fill(PERFECT, 17), [0.0, 0.5, 0.5, 0.5, 0.5]),
         (fill(PERFECT, "18.5"), [0.0, 0.0, 0.5, 0.5, 0.5]),
@@ -113,10 +128,14 @@ def test_what_the_five_parts_pay(text, paid):
     ids=lambda case: case["id"],
 )
 def test_public_case_of_form(case):
+    prefilled = PREFILLED.get(case["id"], "")
     paid = {
-        "strict": strict_format_reward([case["input"]])[0],
-        "soft": soft_format_reward([case["input"]])[0],
-        "tag_count": tag_count_reward([case["input"]])[0],
+        name: part([case["input"]], prefilled=prefilled)[0]
+        for name, part in (
+            ("strict", strict_format_reward),
+            ("soft", soft_format_reward),
+            ("tag_count", tag_count_reward),
+        )
     }
     wanted = case["suggested_rewards"]
     assert {name: paid[name] for name in wanted} == wanted
@@ -144,6 +163,121 @@ def test_an_integer_cannot_be_right_where_the_gold_is_none():
         0.5,
     ]
     assert integer_reward([text], solution=["1/2"]) == [0.0]
+
+
+# --- options and weights --------------------------------------------------
+
+
+@pytest.mark.parametrize("tag", ["<think>", "<reasoning>"])
+@pytest.mark.parametrize("space", ["", "\n", " \n\n"])
+def test_what_the_template_wrote_counts_as_said(tag, space):
+    close = tag.replace("<", "</")
+    text = f"x\n{close}\n<answer>\n18\n</answer>"
+    gold = ["#### 18"]
+    without = [part([text], answer=gold)[0] for part in FIVE_PART]
+    assert without == [2.0, 0.5, 0.0, 0.0, 0.375]
+    parts = reward_set(prefilled=tag + space)
+    paid = [part([text], answer=gold)[0] for part in parts]
+    assert paid == [2.0, 0.5, 0.5 * ("\n" in space), 0.5, 0.5]
+    # A policy that says the tag again has doubled it.
+    paid = [part([tag + text], answer=gold)[0] for part in parts]
+    assert paid == [2.0, 0.5, 0.0, 0.0, 0.375]
+
+
+def test_a_prefilled_reasoning_that_never_closes_holds_no_answer():
+    text = ["so <answer>18</answer>"]
+    assert correctness_reward(text, answer=["18"]) == [2.0]
+    assert correctness_reward(text, answer=["18"], prefilled="<think>") == [0]
+    assert integer_reward(text, prefilled="<think>") == [0.0]
+
+
+@pytest.mark.parametrize("part", FIVE_PART)
+@pytest.mark.parametrize(
+    "prefilled", ["</think>", "<answer>", "<think><think>", "So <think>", 5]
+)
+def test_only_an_opening_tag_can_be_prefilled(part, prefilled):
+    with pytest.raises(RewardError, match="opening reasoning tag"):
+        part([], answer=[], prefilled=prefilled)
+    with pytest.raises(RewardError, match="opening reasoning tag"):
+        reward_set(prefilled=prefilled)
+
+
+def test_an_option_is_bound_and_the_reward_keeps_its_name():
+    bound = with_options(correctness_reward, policy="flexible")
+    again = pickle.loads(pickle.dumps(bound))
+    for reward in (bound, again, with_options(bound, prefilled="")):
+        assert reward.__name__ == "correctness_reward"
+        assert reward.__doc__ == correctness_reward.__doc__
+        assert reward(completions=["It is 18."], answer=["18"]) == [2.0]
+    assert correctness_reward(["It is 18."], answer=["18"]) == [0.0]
+
+
+def test_an_option_that_a_reward_does_not_have_is_refused():
+    with pytest.raises(RewardError, match="'polcy'.* are: policy, prefilled"):
+        with_options(correctness_reward, polcy="stated")
+    with pytest.raises(RewardError, match="no option 'answer'"):
+        with_options(correctness_reward, answer=["18"])
+    with pytest.raises(RewardError, match="'policy', 'x'.* are: prefilled"):
+        with_options(tag_count_reward, policy="stated", x=1)
+
+
+def test_a_learners_own_reward_has_options_too():
+    def near(completions, answer, tolerance=0.1, **kwargs):
+        return [tolerance for _ in completions]
+
+    assert options_of(near) == ["tolerance"]
+    bound = with_options(near, tolerance=0.5)
+    assert bound(["x"], answer=["y"]) == [0.5]
+    assert bound.__name__ == "near"
+
+
+def test_weights_multiply_what_each_part_pays():
+    weights = [3, 0, 0.5, 1, 2]
+    weighted = reward_set(weights)
+    assert [part.__name__ for part in weighted] == [
+        part.__name__ for part in FIVE_PART
+    ]
+    for form in FORMS:
+        text, gold = [fill(form, 18)], ["18"]
+        for part, plain, weight in zip(
+            pickle.loads(pickle.dumps(weighted)),
+            FIVE_PART,
+            weights,
+            strict=True,
+        ):
+            assert part(text, answer=gold) == [
+                weight * plain(text, answer=gold)[0]
+            ]
+    assert weighted[0](["x"], answer=["no gold in here"]) == [None]
+    assert reward_set()[0](["<answer>5</answer>"], solution=["5"]) == [2.0]
+    # A column of the dataset can't take the place of a weight.
+    assert weighted[0](["<answer>5</answer>"], answer=["5"], weight=[9]) == [
+        6.0
+    ]
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        *([1, 1, 1, 1], [1] * 6, [], [1, 1, 1, 1, -1], [1, 1, 1, 1, "1"]),
+        *([1, 1, 1, 1, float("nan")], [float("inf"), 1, 1, 1, 1]),
+        [1, 1, 1, 1, None],
+    ],
+)
+def test_weights_that_are_none_are_refused(weights):
+    with pytest.raises(RewardError, match="5 finite numbers"):
+        reward_set(weights)
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [[0] * 5, [1, 1, 2, 1, 1], [0.75, 9, 1, 1, 1], [1, 0, 0, 0, 4]],
+)
+def test_weights_by_which_form_rivals_being_right_are_refused(weights):
+    with pytest.raises(RewardError, match="form alone"):
+        reward_set(weights)
+    weights[0] += 0.001 + weights[0] * 1.01
+    reward_set(weights)
 
 
 # --- what no text can get ------------------------------------------------
