@@ -1,0 +1,62 @@
+"""The cookbook pair: one reward for the form, one for being right.
+
+=====================  ====  ============================================
+reward                 pays  when
+=====================  ====  ============================================
+think_format_reward    1.0   one <think> block, then one <answer> block,
+                             and nothing else
+accuracy_reward        1.0   the tagged answer equals the gold, a number
+                             or any LaTeX
+=====================  ====  ============================================
+
+The pair suits golds that are formulas, as in NuminaMath. It is what the Open
+R1 project and the GRPO recipe of the Hugging Face cookbook (2025) mean by
+such a pair; `rewards.published` has what theirs computes.
+"""
+
+import re
+
+from rewards.answers import read_turns
+from rewards.symbolic import accuracy_reward
+
+FORMAT = 1.0
+
+_TAG = re.compile(r"</?(?:think|answer)>")
+_LAYOUT = ["<think>", "</think>", "<answer>", "</answer>"]
+
+
+def think_format_reward(completions, *, prefilled="", **kwargs):
+    r"""Pay 1.0 for one <think> and one <answer> block, 0.0 for else.
+
+    `completions` is a list of strings or of message lists, the result has
+    one score for each. Inside the blocks any text is free, over any number of
+    lines; white space around them is free, words there and doubled tags are
+    not. `prefilled` is the opening tag, where the chat template writes it.
+    Raises RewardError when it is anything else.
+
+    >>> good = "<think>9 + 9\nmakes 18.</think>\n<answer>18</answer>"
+    >>> think_format_reward([good, good + "!", good + good])
+    [1.0, 0.0, 0.0]
+    >>> think_format_reward(["9+9</think><answer>18</answer>"])
+    [0.0]
+    >>> think_format_reward(["9+9</think><answer>18</answer>"],
+    ...                     prefilled="<think>")
+    [1.0]
+
+    The idea is the format reward of Open R1 and the Hugging Face cookbook,
+    ``^<think>.*?</think>\s*<answer>.*?</answer>$``, done right.
+    """
+    return [
+        FORMAT * _is_well_formed(text)
+        for text in read_turns(completions, prefilled)
+    ]
+
+
+COOKBOOK = (think_format_reward, accuracy_reward)
+
+
+def _is_well_formed(text):
+    if _TAG.findall(text) != _LAYOUT:
+        return False
+    before, _, between, _, after = _TAG.split(text)
+    return not (before + between + after).strip()
