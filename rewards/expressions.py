@@ -1,0 +1,475 @@
+r"""Tell whether two mathematical texts mean the same.
+
+`judge` compares the text of an answer with the text of a gold, as
+`rewards.notation` reads them: value by value, with brackets and order where
+they mean something. Single expressions go to the LaTeX parser of
+math_verify, and count only when it took the whole text, so that nothing is
+equal by having been parsed in part.
+
+Two expressions are equal when they have the same value, to 40 digits,
+wherever their variables are put: a test by random points (Schwartz, 1980)
+decides in milliseconds what `simplify` may think about for minutes, and an
+error relative to the size keeps 1/2^98 apart from 1/2^99. What is neither a
+value nor a relation, such as a difference of sets, is left to
+`math_verify.verify`.
+
+Some texts make sympy compute for hours, so this module runs in processes
+that can be killed, see `rewards.symbolic`. sympy is imported at the first
+need.
+"""
+
+import functools
+import random
+import re
+from fractions import Fraction
+
+from rewards.notation import (
+    Bracketed,
+    Equation,
+    Expression,
+    Inequality,
+    Literal,
+    Number,
+    Several,
+    Unreadable,
+    Words,
+    clean,
+    decimal_digits,
+    letter_runs,
+    read,
+    squeezed,
+)
+
+DIGITS = 50  # that every value is computed to
+AGREEING = 40  # digits in which equal values agree
+LONG_DECIMAL = 12  # significant digits that only a computer writes
+MAX_DIGITS = 100_000  # of a value that is computed
+POINTS = 4  # where two expressions with variables are compared
+
+
+# --- Comparing ---------------------------------------------------------------
+
+
+def judge(gold, answer):
+    r"""Say whether `answer` means what `gold` means; both are texts.
+
+    Returns "right", "wrong", "unreadable" (the answer can't be read) or
+    "no_gold" (the gold can't). Texts that are spelt
+    alike are "right" whatever they say.
+
+    >>> judge(r"\frac{1}{2}", "0.5"), judge("1,-2", "-2, 1")
+    ('right', 'right')
+    >>> judge(r"(1, 2)", "(2, 1)"), judge(r"1331 \text{ and } 1728", "1728")
+    ('wrong', 'wrong')
+    >>> judge("3", "three plus 2"), judge("|||", "3")
+    ('unreadable', 'no_gold')
+    """
+    if alike(gold, answer):
+        return "right"
+    try:
+        expected = read(gold)
+        _check_parses(expected)
+    except Unreadable:
+        return "no_gold"
+    try:
+        given = read(answer)
+        if _either_percent(gold, answer, expected, given):
+            return "right"
+        return "right" if same(expected, given) else "wrong"
+    except Unreadable:
+        return "unreadable"
+
+
+def alike(gold, answer):
+    r"""Tell whether two texts are the same but for the way they are set.
+
+    >>> alike(r"$\left[2,5\right)$", "[2, 5)"), alike("", "$")
+    (True, False)
+    """
+    return squeezed(clean(gold)) == squeezed(clean(answer)) != ""
+
+
+def is_plain(*texts):
+    r"""Tell whether texts can be compared without a LaTeX parser.
+
+    They can when each is a number, words, or a list of these. Raises
+    Unreadable when one of them can't be read.
+
+    >>> is_plain("1, 2", "2"), is_plain(r"\sqrt{4}", "2")
+    (True, False)
+    """
+    return all(map(_is_plain, map(read, texts)))
+
+
+def _is_plain(value):
+    if isinstance(value, Several | Bracketed):
+        return all(map(_is_plain, value.values))
+    return isinstance(value, Number | Words | Literal)
+
+
+def is_readable(gold):
+    r"""Tell whether a gold's text means something that can be compared.
+
+    >>> is_readable(r"\sqrt{2}"), is_readable("|||"), is_readable("(1, 2")
+    (True, False, False)
+    """
+    try:
+        _check_parses(read(gold))
+    except Unreadable:
+        return False
+    return True
+
+
+def same(gold, answer):
+    """Tell whether two values, as `read` returns them, are the same.
+
+    Raises Unreadable when an expression in `answer` can't be parsed.
+    """
+    gold, answer = _unassigned(gold, answer)
+    if isinstance(gold, Several) and isinstance(answer, Several):
+        return _same_several(gold.values, answer.values)
+    if type(gold) is not type(answer):
+        if _is_plain(gold) and _is_plain(answer):
+            return False
+        if _is_valued(gold, answer):
+            return _same_expression(gold, answer)
+        return _same_sets(gold, answer)
+    if isinstance(gold, Number):
+        return _same_number(gold, answer)
+    if isinstance(gold, Words | Literal):
+        return gold == answer
+    if isinstance(gold, Bracketed):
+        return _same_bracketed(gold, answer)
+    if isinstance(gold, Equation):
+        return _same_equation(gold, answer)
+    if isinstance(gold, Inequality):
+        return _same_inequality(gold, answer)
+    return _same_expression(gold, answer)
+
+
+def _unassigned(gold, answer):
+    """Take "x =" off the one that has it when the other has no equation."""
+    if not isinstance(answer, Equation) and isinstance(gold, Equation):
+        gold = gold.right if gold.assigns else gold
+    elif not isinstance(gold, Equation) and isinstance(answer, Equation):
+        answer = answer.right if answer.assigns else answer
+    return gold, answer
+
+
+def _same_several(golds, answers):
+    """Each gold is among the answers and each answer among the golds."""
+    return all(
+        any(same(gold, answer) for answer in answers) for gold in golds
+    ) and all(any(same(gold, answer) for gold in golds) for answer in answers)
+
+
+def _same_sets(gold, answer):
+    """Compare what is written in two ways: "2x > 4" and "(2, oo)"."""
+    sets = [_set_of(value) for value in (gold, answer)]
+    return None not in sets and sets[0] == sets[1]
+
+
+def _same_bracketed(gold, answer):
+    return (
+        (gold.opener, gold.closer) == (answer.opener, answer.closer)
+        and len(gold.values) == len(answer.values)
+        and all(map(same, gold.values, answer.values))
+    )
+
+
+def _is_valued(*values):
+    """A single letter may be a choice or a variable; a point is no value."""
+    kinds = Number | Expression | Words
+    return all(
+        isinstance(value, kinds)
+        and (not isinstance(value, Words) or len("".join(value.words)) == 1)
+        for value in values
+    )
+
+
+def _either_percent(gold, answer, expected, given):
+    r"""50\% is 50 on some pages and 0.5 on others: either is right."""
+    percents = "%" in gold, "%" in answer
+    if percents[0] == percents[1]:
+        return False
+    values = [given, expected] if percents[0] else [expected, given]
+    other, percent = values
+    if not isinstance(percent, Number):
+        return False
+    return same(other, Number(percent.value / 100, percent.digits))
+
+
+# --- Expressions, with sympy -------------------------------------------------
+
+
+def _check_parses(value):
+    """Raise Unreadable if something in a gold can't be parsed."""
+    if isinstance(value, Expression):
+        _parsed(value.text)
+    elif isinstance(value, Several | Bracketed):
+        for part in value.values:
+            _check_parses(part)
+    elif isinstance(value, Equation):
+        _check_parses(value.right)
+        if not value.assigns:
+            _parsed(value.left)
+    elif isinstance(value, Inequality):
+        _difference(value)
+
+
+@functools.lru_cache(maxsize=4096)
+def _parsed(text):
+    """Return what a single expression is to sympy, evaluated exactly.
+
+    Raises Unreadable when the parser does not take the whole text (it would
+    return the part that it understood), or when the value is too large.
+    """
+    import sympy
+
+    text, letters = _for_the_parser(text)
+    try:
+        parsed = _parse(text, letters)
+    except RecursionError:
+        raise Unreadable("too deep") from None
+    except Exception as error:  # the parser raises bare Exceptions
+        raise Unreadable(f"no mathematics: {text[:80]}") from error
+    if _digits_at_most(parsed) > MAX_DIGITS:
+        raise Unreadable(f"a value of too many digits: {text[:80]}")
+    exact = {f: sympy.Rational(str(f)) for f in parsed.atoms(sympy.Float)}
+    if "i" in letters and r"\sum" not in text and r"\prod" not in text:
+        exact |= {s: sympy.I for s in parsed.free_symbols if s.name == "i"}
+    return parsed.xreplace(exact).doit()
+
+
+def _for_the_parser(text):
+    from latex2sympy2_extended import NormalizationConfig
+    from latex2sympy2_extended.math_normalization import normalize_latex
+
+    text = re.sub(r"([0-9])i\b", r"\1 i", text)
+    text = normalize_latex(text, NormalizationConfig(malformed_operators=True))
+    return text, set(letter_runs(text))
+
+
+def _parse(text, letters):
+    from antlr4 import Token
+    from latex2sympy2_extended.latex2sympy2 import (
+        ConversionConfig,
+        _Latex2Sympy,
+    )
+
+    variables = set("".join(r for r in letters if not r.startswith("\\")))
+    both_cases = any(one.swapcase() in variables for one in variables)
+    converter = _Latex2Sympy(
+        is_real="i" not in letters,
+        config=ConversionConfig(lowercase_symbols=not both_cases),
+    )
+    parser = converter.create_parser(text)
+    # It makes a parser of its own, and tells nobody where it stopped.
+    converter.create_parser = lambda _: parser
+    parsed = converter.parse(text)
+    if parser.getTokenStream().LA(1) != Token.EOF:
+        raise Unreadable(f"parsed only in part: {text[:80]}")
+    return parsed
+
+
+def _digits_at_most(parsed):
+    """Return about how many digits a value has, before it is computed.
+
+    Variables count as numbers below 5, which they are at random points.
+    """
+    import sympy
+
+    if isinstance(parsed, sympy.MatrixBase):
+        return max(map(_digits_at_most, parsed.flat()), default=0)
+    if parsed.is_Rational:
+        return max(abs(parsed.p), parsed.q).bit_length() * 0.302
+    inside = [_digits_at_most(part) for part in parsed.args]
+    most = max(inside, default=0.7)
+    if most > MAX_DIGITS:
+        return most
+    if parsed.is_Mul:
+        return sum(inside)
+    if parsed.is_Pow:
+        return inside[0] * 10 ** min(inside[1], 9)
+    if isinstance(parsed, sympy.exp):
+        return 10 ** min(most, 9) / 2
+    if isinstance(parsed, sympy.factorial | sympy.gamma | sympy.binomial):
+        return most * 10 ** min(most, 9)
+    return most + 1
+
+
+def _tolerance(*digits):
+    """Return the relative error allowed, for the digits of the decimals.
+
+    A decimal of 12 digits or more was written by a computer and stands for
+    the number that it was rounded from; a shorter one says what it means.
+    """
+    return 10.0 ** (1 - max(digits)) if max(digits) >= LONG_DECIMAL else 0
+
+
+def _same_number(gold, answer):
+    difference = abs(gold.value - answer.value)
+    if gold.digits and answer.digits:
+        return difference == 0
+    allowed = Fraction(_tolerance(gold.digits, answer.digits))
+    return difference <= allowed * abs(gold.value)
+
+
+def _sympy_of(value):
+    """Return (what sympy makes of a single value, digits of its decimals)."""
+    import sympy
+
+    if isinstance(value, Number):
+        return sympy.Rational(value.value), value.digits
+    text = value.words[0] if isinstance(value, Words) else value.text
+    return _parsed(text), decimal_digits(text)
+
+
+def _same_expression(gold, answer):
+    """Tell whether two single values are the same, whatever they are."""
+    import sympy
+    from math_verify import verify
+
+    (expected, *digits), (given, *more) = map(_sympy_of, (gold, answer))
+    tolerance = _tolerance(*digits, *more)
+    sides = expected, given
+    if all(isinstance(side, sympy.MatrixBase) for side in sides):
+        return expected.shape == given.shape and all(
+            _same_everywhere(one, other, tolerance)
+            for one, other in zip(expected.flat(), given.flat(), strict=True)
+        )
+    if all(isinstance(side, sympy.Expr) for side in sides):
+        return _same_everywhere(expected, given, tolerance)
+    return verify(expected, given, timeout_seconds=None)
+
+
+def _set_of(value):
+    """Return the set of real numbers that a value stands for, or None."""
+    import sympy
+
+    if isinstance(value, Several):
+        sets = [_set_of(part) for part in value.values]
+        return None if None in sets else sympy.Union(*sets)
+    if isinstance(value, Bracketed) and len(value.values) == 2:
+        low, high = (_sympy_of(end)[0] for end in value.values)
+        is_open = value.opener == "(", value.closer == ")"
+        return sympy.Interval(low, high, *is_open)
+    if isinstance(value, Inequality):
+        kind = sympy.StrictGreaterThan if value.strict else sympy.GreaterThan
+        relation = kind(_difference(value), 0)
+        one_variable = len(relation.free_symbols) == 1
+        return relation.as_set() if one_variable else None
+    if isinstance(value, Number):
+        return sympy.FiniteSet(_sympy_of(value)[0])
+    if isinstance(value, Expression):
+        parsed = _parsed(value.text)
+        return parsed if isinstance(parsed, sympy.Set) else None
+    return None
+
+
+def _same_everywhere(gold, answer, tolerance=0):
+    if gold == answer:
+        return True
+    if gold.is_infinite or answer.is_infinite:
+        return False
+    pairs = _at_random_points(gold, answer)
+    return all(_close(one, other, tolerance) for one, other in pairs)
+
+
+def _same_equation(gold, answer):
+    """The same name and value, or the same curve.
+
+    Two curves are the same when the differences of their sides, without
+    denominators, are in one ratio everywhere.
+    """
+    names = squeezed(gold.left), squeezed(answer.left)
+    if gold.assigns and answer.assigns and names[0] == names[1]:
+        return same(gold.right, answer.right)
+    kinds = Number, Expression, Words
+    if not all(isinstance(e.right, kinds) for e in (gold, answer)):
+        return False
+    return _ratio_of(_difference(gold), _difference(answer)) is not None
+
+
+def _same_inequality(gold, answer):
+    ratio = _ratio_of(_difference(gold), _difference(answer))
+    return gold.strict == answer.strict and ratio is not None and ratio > 0
+
+
+def _difference(relation):
+    """Return left - right of a relation, as sympy has it."""
+    left, right = relation.left, relation.right
+    left = _parsed(left)
+    right = _parsed(right) if isinstance(right, str) else _sympy_of(right)[0]
+    try:
+        return left - right
+    except TypeError:
+        raise Unreadable("a relation between things, not values") from None
+
+
+def _ratio_of(gold, answer):
+    """Return answer / gold if it is one real number everywhere, else None."""
+    import mpmath
+    import sympy
+
+    numerators = [sympy.fraction(sympy.together(d))[0] for d in (gold, answer)]
+    pairs = _at_random_points(*numerators)
+    if any(one == 0 or other == 0 for one, other in pairs):
+        return None
+    with mpmath.workdps(DIGITS):
+        first, *others = [other / one for one, other in pairs]
+    if first.imag or not all(_close(first, ratio, 0) for ratio in others):
+        return None
+    return first.real
+
+
+def _at_random_points(gold, answer):
+    """Return the values of two expressions at the same points, in pairs.
+
+    Points where only one of the two is a real number are left out: log x^2
+    and 2 log x are the same where both are defined. Raises Unreadable when
+    the two can't be computed anywhere.
+    """
+    names = sorted({s.name for s in gold.free_symbols | answer.free_symbols})
+    source = random.Random(0)  # the same points, hence the same reward
+    pairs = []
+    for index in range(POINTS if names else 1):
+        sign = -1 if index % 2 else 1
+        point = {
+            name: Fraction(sign * source.randint(10**5, 5 * 10**5), 10**5 + 3)
+            for name in names
+        }
+        one, other = (_value_at(side, point) for side in (gold, answer))
+        if one is None or other is None:
+            continue
+        if not names or bool(one.imag) == bool(other.imag):
+            pairs.append((one, other))
+    if not pairs:
+        raise Unreadable("it has no value")
+    return pairs
+
+
+def _value_at(expression, point):
+    """Return the value with DIGITS digits as an mpmath number, or None."""
+    import mpmath
+    import sympy
+
+    put_in = {
+        symbol: sympy.Rational(point[symbol.name])
+        for symbol in expression.free_symbols
+    }
+    value = expression.subs(put_in).evalf(DIGITS)
+    parts = value.as_real_imag()
+    if not all(part.is_Float or part.is_Rational for part in parts):
+        return None
+    with mpmath.workdps(DIGITS):
+        numbers = [sympy.Float(part, DIGITS)._mpf_ for part in parts]
+        return mpmath.mpc(*map(mpmath.mpf, numbers))
+
+
+def _close(one, other, tolerance):
+    import mpmath
+
+    with mpmath.workdps(DIGITS):
+        allowed = max(tolerance, mpmath.mpf(10) ** -AGREEING)
+        return abs(one - other) <= allowed * max(abs(one), abs(other))

@@ -1,0 +1,525 @@
+r"""Read mathematical notation: what kind of value does a text stand for?
+
+`read` takes a text apart from the outside in: a list whose values are all
+required, a pair or an interval with its brackets, an equation, an
+inequality, words, a number. What is left at the bottom is an `Expression`,
+whose text only a LaTeX parser can read; see `rewards.expressions`, which
+compares what is read here. Nothing here needs that parser, and nothing is
+ever evaluated as code.
+
+A text is refused, by `Unreadable`, when its brackets don't match, when two
+numbers stand side by side, or when its looks say that its value could not be
+computed in a lifetime (9^9^9).
+"""
+
+import functools
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+
+from rewards.numbers import parse_number
+
+MAX_CHARS = 1000  # math_verify refuses longer texts too
+MAX_DEPTH = 20  # of brackets and braces in one another
+MAX_EXPONENT = 9999  # 2^2006 is an honest answer
+MAX_FACTORIAL = 9999
+MAX_VALUES = 100  # in a list
+
+
+class Unreadable(ValueError):
+    """A text that is no mathematics, or too large to be computed."""
+
+
+# --- From text to tokens -----------------------------------------------------
+
+_CHARACTERS = str.maketrans(
+    {
+        **dict.fromkeys("\u2212\u2010\u2011\u2012\u2013\u2014\uff0d", "-"),
+        **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff", ""),
+        **dict.fromkeys("\u00d7", r"\times "),
+        **dict.fromkeys("\u00b7\u22c5", r"\cdot "),
+        **{digit: f"^{{{i}}}" for i, digit in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")},
+        "÷": r"\div ",
+        "√": r"\sqrt ",
+        "π": r"\pi ",
+        "∞": r"\infty ",
+        "°": r"^\circ ",
+        "≤": r"\le ",
+        "≥": r"\ge ",
+        "≠": r"\ne ",
+        "≈": r"\approx ",
+        "∪": r"\cup ",
+        "∩": r"\cap ",
+        "∈": r"\in ",
+        "∅": r"\emptyset ",
+        "±": r"\pm ",
+        "ℝ": r"\mathbb{R}",
+        "\u2044": "/",
+        "½": r"\frac{1}{2}",
+        "⅓": r"\frac{1}{3}",
+        "⅔": r"\frac{2}{3}",
+        "¼": r"\frac{1}{4}",
+        "¾": r"\frac{3}{4}",
+    }
+)
+_FUNCTIONS = (
+    "arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|log|ln|exp|"
+    "max|min|gcd|lcm"
+)
+_DOLLARS = re.compile(r"\\[()\[\]]|\\?\$")
+# In this order: a rule may count on what the rules above it have done.
+_SPELLINGS = [
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r"\\(?:left|right|displaystyle|big|Big|bigg|Bigg)(?![A-Za-z])", ""),
+        (r"(?<=[0-9])(?:\{,\}|,?\\[,!])(?=[0-9]{3}(?![0-9]))", ","),
+        (r"(?<!\\)\\[,;:! ]|\\q?quad(?![A-Za-z])|~", " "),
+        (r"\\(?:mathrm|mathbf|mathit|textbf|textit|textrm|mbox|operatorname)"
+         r"\s*(?=\{)", r"\\text"),
+        (r"\\text\s*\{\s*(?:and|or)\s*\}|\b(?:and|or)\b|;", " , "),
+        (r"\\[dtc](frac|binom)(?![A-Za-z])", r"\\\1"),
+        (r"\\frac\s*([0-9])\s*([0-9])(?![0-9])", r"\\frac{\1}{\2}"),
+        (r"\\sqrt\s*([0-9A-Za-z])", r"\\sqrt{\1}"),
+        (r"\\log_\s*([0-9])\s*([0-9]+)", r"\\log_{\1}{\2}"),
+        (r"(?<!\\)\b(sqrt)\b", r"\\\1"),
+        (r"\\sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
+        (rf"(?<![\\A-Za-z])({_FUNCTIONS})(?![A-Za-z])", r"\\\1"),
+        (r"(?<![\\A-Za-z])pi(?![A-Za-z])", r"\\pi "),
+        (r"(?<![\\A-Za-z])(?:infinity|inf|oo)(?![A-Za-z])", r"\\infty "),
+        (r"\\(?:leqslant|leq)(?![A-Za-z])|<=", r"\\le "),
+        (r"\\(?:geqslant|geq)(?![A-Za-z])|>=", r"\\ge "),
+        (r"\\neq(?![A-Za-z])|!=", r"\\ne "),
+        (r"\\lt(?![A-Za-z])", "<"),
+        (r"\\gt(?![A-Za-z])", ">"),
+        (r"\\(?:varnothing|\{\s*\\\})", r"\\emptyset "),
+        (r"\\mathbb\s*(?:\{R\}|R)|\\R(?![A-Za-z])", r"(-\\infty,\\infty)"),
+        (r"\\(?:ldots|dots|cdots)(?![A-Za-z])|\.\.\.|…", r"\\dots "),
+        (r"\\lbrace(?![A-Za-z])", r"\\{"),
+        (r"\\rbrace(?![A-Za-z])", r"\\}"),
+        (r"\*\*", "^"),
+        (r"\^\s*(?:\\circ|\{\s*\\circ\s*\})", ""),
+        # a unit after a value: "2\sqrt{3}\text{ cm}^2", "2\sqrt{3} cm"
+        (r"(?<=[0-9)}i])\s*\\text\s*\{[^{}]*\}(?:\s*\^\s*\{?[0-9]\}?)?"
+         r"(?=\s*(?:,|$))", ""),
+        (r"(?<=[0-9)}i])\s+(?:[mck]?m|k?g|m?L|in|ft|[A-Za-z]{4,}(?: [A-Za-z]"
+         r"{4,})*)(?:\s*\^\s*\{?[0-9]\}?)?(?=\s*(?:,|$))", ""),
+    )
+]  # fmt: skip
+
+
+def clean(text):
+    r"""Return `text` in one spelling: no dollars, one name for each symbol.
+
+    >>> clean(r"$\left[2,\,\dfrac12\right)$.")
+    '[2, \\frac{1}{2})'
+    >>> clean("x ≥ sqrt(2) or x = −1")
+    'x \\ge \\sqrt{2} , x = -1'
+    """
+    text = _DOLLARS.sub(" ", text.translate(_CHARACTERS))
+    text = _outer_braces_off(text.strip(" \n.,:"))
+    for pattern, replacement in _SPELLINGS:
+        text = pattern.sub(replacement, text)
+    return " ".join(text.split()).strip(" .,:")
+
+
+def decimal_digits(text):
+    """Count the significant digits of the longest decimal in `text`."""
+    decimals = re.findall(r"[0-9]*\.[0-9]+", text)
+    digits = [len(one.lstrip("0.").replace(".", "")) for one in decimals]
+    return max(digits, default=0)
+
+
+# --- From tokens to values ---------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number, exactly, and how many digits it has if it is a decimal."""
+
+    value: Fraction
+    digits: int = 0
+
+
+@dataclass(frozen=True)
+class Words:
+    """A name or a choice: 'east', 'E'."""
+
+    words: tuple
+
+
+@dataclass(frozen=True)
+class Literal:
+    """What means the same only when it is written the same: 12:30, 101_2."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Expression:
+    """A single expression, for the parser."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Several:
+    """Values of which all are required, in any order."""
+
+    values: tuple
+
+
+@dataclass(frozen=True)
+class Bracketed:
+    """A point, a tuple or an interval: the brackets and the order count."""
+
+    opener: str
+    values: tuple
+    closer: str
+
+
+@dataclass(frozen=True)
+class Equation:
+    """left = right; `assigns` if the left side is only a name."""
+
+    left: object
+    right: object
+    assigns: bool
+
+
+@dataclass(frozen=True)
+class Inequality:
+    """left > right, or left >= right, of two expressions."""
+
+    left: str
+    right: str
+    strict: bool
+
+
+_BRACKETS = re.compile(r"\\[{}]|\\[lr]angle\b|[()\[\]{}]")
+_OPENERS = ("(", "[", "{", r"\{", r"\langle")
+_COMPARES = re.compile(r"\\(?:le|ge|ne|in|approx|equiv)(?![A-Za-z])|[=<>]")
+_NAME = re.compile(r"[A-Za-z](?:_\{?\w+\}?)?(?:\([A-Za-z]\))?|\\[A-Za-z]+")
+_LETTERS = re.compile(r"\\[A-Za-z]+|[A-Za-z]+")
+_TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
+_LAYOUT = re.compile(r"\\(?:text|begin|end)\s*\{[^{}]*\}")
+_COLON = re.compile(r"\s*([0-9]+)\s*:\s*([0-9]+)\s*")
+_ONLY_LITERAL = re.compile(r"[0-9]\s*_|\\dots|:")
+_BROKEN = re.compile(r"[0-9.]\s+[0-9]|[0-9]*\.[0-9]+\.|[0-9]\.[A-Za-z]")
+_WORD_TEXT = re.compile(r"[A-Za-z][A-Za-z '’-]*")
+_DAY = re.compile(r"[A-Za-z]{3,9} [0-9]{1,4}")  # "June 5", "Option 2"
+_CHOICE = re.compile(r"\(?([A-Za-z])\)?")
+_ALL_NUMBERS = r"-\infty", r"\infty"
+
+
+@functools.lru_cache(maxsize=4096)
+def read(text):
+    r"""Take a text apart into a value of the classes above.
+
+    Raises Unreadable when the text is empty, not balanced, or too large.
+
+    >>> read("1/2, 3.50").values[1]
+    Number(value=Fraction(7, 2), digits=3)
+    >>> read("x > 2") == read(r"(2, \infty)")
+    True
+    >>> read(r"\text{East}")
+    Words(words=('east',))
+    """
+    if len(text) > MAX_CHARS:
+        raise Unreadable(f"longer than {MAX_CHARS} characters")
+    cleaned = clean(text)
+    _check_brackets(cleaned)
+    if _too_large(cleaned):
+        raise Unreadable("too large to be computed")
+    return _value(cleaned)
+
+
+def _value(text):
+    text = _outer_braces_off(text.strip(" .,"))
+    if not text:
+        raise Unreadable("empty")
+    number = _number(text)
+    if number:
+        return number
+    words = _words(text)
+    if words:
+        return words
+    if r"\dots" in text:
+        return Literal(squeezed(text))
+    parts = _split(text, _comma)
+    if len(parts) > 1:
+        return _several(parts)
+    parts = _split(text, _union)
+    if len(parts) > 1:
+        return _several(parts)
+    pieces = _relation_pieces(text)
+    if len(pieces) > 1:
+        return _relation(pieces)
+    return _bracketed(text) or _single(text)
+
+
+_REPEATING = re.compile(
+    r"(-?)([0-9]*)\.([0-9]*)\\(?:overline|dot|bar)\s*\{([0-9]+)\}"
+)
+
+
+def _number(text):
+    repeating = _REPEATING.fullmatch(text)
+    if repeating:
+        sign, whole, once, again = repeating.groups()
+        nines = 10 ** len(again) - 1
+        value = int(whole + once or 0) + Fraction(int(again), nines)
+        value /= 10 ** len(once)
+        return Number(-value if sign else value)
+    value = None if "=" in text else parse_number(text)
+    return None if value is None else Number(value, decimal_digits(text))
+
+
+def _words(text):
+    """Words in \\text{}, or bare ones; letters that may be a product are not.
+
+    "AB" and "xyz" may be products, "east" and "Evelyn" are not.
+    """
+    inside = _TEXT.fullmatch(text)
+    bare = inside[1].strip(" .") if inside else text
+    choice = _CHOICE.fullmatch(bare)
+    if choice:
+        return Words((choice[1].lower(),))
+    words = tuple(bare.lower().split())
+    if _DAY.fullmatch(bare) or (inside and re.search("[A-Za-z]", bare)):
+        return Words(words)
+    if not _WORD_TEXT.fullmatch(bare):
+        return None
+    if any(len(word) > 3 for word in words) or words[0] in _SHORT:
+        return Words(words)
+    return None
+
+
+_SHORT = ("yes", "no", "odd", "red", "one", "two", "six", "ten")
+
+
+def _several(parts):
+    parts = [part for part in parts if part.strip(" .,")]
+    if len(parts) > MAX_VALUES:
+        raise Unreadable("too many values")
+    flat = []
+    for value in map(_value, parts):
+        flat += value.values if isinstance(value, Several) else [value]
+    if not flat:
+        raise Unreadable("separators, and nothing between them")
+    return Several(tuple(flat)) if len(flat) > 1 else flat[0]
+
+
+def _bracketed(text):
+    """A point, an interval or a set, if one pair of brackets holds it all."""
+    brackets = list(_BRACKETS.finditer(text))
+    if not brackets or brackets[0].start() or brackets[-1].end() < len(text):
+        return None
+    opener, closer = brackets[0], brackets[-1]
+    inside = text[opener.end() : closer.start()]
+    if _depths(text)[opener.start()] or not _balanced(inside):
+        return None
+    parts = _split(inside, _comma)
+    if opener[0] == r"\{":
+        return _several(parts)
+    if len(parts) < 2 or opener[0] == "{":
+        return None
+    return Bracketed(opener[0], tuple(map(_value, parts)), closer[0])
+
+
+def _relation(pieces):
+    """An equation, or the values that an inequality leaves."""
+    signs = pieces[1::2]
+    sides = [side.strip() for side in pieces[::2]]
+    if not all(sides):
+        raise Unreadable("a side of a relation is empty")
+    if signs == [r"\in"]:
+        return _value(sides[1])
+    if set(signs) <= {"=", r"\approx", r"\equiv"}:
+        return _equation(sides)
+    if signs == [r"\ne"] and _NAME.fullmatch(sides[0]):
+        low = _interval("(", _ALL_NUMBERS[0], sides[1], ")")
+        return Several((low, _interval("(", sides[1], _ALL_NUMBERS[1], ")")))
+    return _inequality(sides, signs)
+
+
+def _equation(sides):
+    if _NAME.fullmatch(sides[-1]) and not _NAME.fullmatch(sides[0]):
+        sides = sides[::-1]  # "5 = x"
+    name = _NAME.fullmatch(sides[0]) is not None
+    if not name and not any(_has_variable(side) for side in sides):
+        return _value(sides[-1])  # "2 + 3 = 5" says 5
+    return Equation(sides[0], _value(sides[-1]), name)
+
+
+def letter_runs(text):
+    r"""Return the commands and the runs of letters in `text`, in order.
+
+    >>> letter_runs(r"2\sin x + ab")
+    ['\\sin', 'x', 'ab']
+    """
+    return _LETTERS.findall(text)
+
+
+def _has_variable(text):
+    return any(not run.startswith("\\") for run in letter_runs(text))
+
+
+def _inequality(sides, signs):
+    """x > 2 and 1 < x <= 3 as intervals; all others as left > right."""
+    if not set(signs) <= {"<", ">", r"\le", r"\ge"} or len(sides) > 3:
+        raise Unreadable("relations of several kinds")
+    if signs[0] in (">", r"\ge"):
+        sides, signs = sides[::-1], signs[::-1]
+    if not set(signs) <= {"<", r"\le"} and not set(signs) <= {">", r"\ge"}:
+        raise Unreadable("an inequality that turns round")
+    opener = "(" if signs[0] in "<>" else "["
+    closer = ")" if signs[-1] in "<>" else "]"
+    if len(sides) == 3:
+        if not _NAME.fullmatch(sides[1]):
+            raise Unreadable("an inequality without a variable in the middle")
+        return _interval(opener, sides[0], sides[2], closer)
+    if _NAME.fullmatch(sides[0]) and not _has_variable(sides[1]):
+        return _interval("(", _ALL_NUMBERS[0], sides[1], closer)
+    if _NAME.fullmatch(sides[1]) and not _has_variable(sides[0]):
+        return _interval(opener, sides[0], _ALL_NUMBERS[1], ")")
+    return Inequality(sides[1], sides[0], signs[0] in "<>")
+
+
+def _interval(opener, low, high, closer):
+    return Bracketed(opener, (_value(low), _value(high)), closer)
+
+
+def _single(text):
+    if _ONLY_LITERAL.search(text):
+        return _ratio(text) or Literal(squeezed(text))
+    if _BROKEN.search(text):
+        raise Unreadable("two numbers without a sign between them")
+    for run in letter_runs(_LAYOUT.sub("", text)):
+        if len(run) > 3 and not run.startswith("\\"):
+            raise Unreadable(f"the word {run!r}")
+    if r"\pm" in text and text.count(r"\pm") == 1:
+        return _several([text.replace(r"\pm", sign) for sign in "+-"])
+    return Expression(text)
+
+
+def _ratio(text):
+    """The value of a ratio 3:2. A time, 12:30, has two digits at its end."""
+    colon = _COLON.fullmatch(text)
+    if colon is None or len(colon[2]) == 2 or not int(colon[2]):
+        return None
+    return Number(Fraction(int(colon[1]), int(colon[2])))
+
+
+# --- Brackets ----------------------------------------------------------------
+
+
+def _depths(text):
+    """Return how deep in brackets each character of `text` lies."""
+    depths, depth, last = [], 0, 0
+    for bracket in _BRACKETS.finditer(text):
+        depths += [depth] * (bracket.start() - last)
+        opens = bracket[0] in _OPENERS
+        depth += 1 if opens else -1
+        depths += [depth - 1 if opens else depth] * len(bracket[0])
+        last = bracket.end()
+    return depths + [depth] * (len(text) - last)
+
+
+def _balanced(text):
+    depths = _depths(text)
+    ends = text.count("(") + text.count("[") + text.count("{")
+    starts = text.count(")") + text.count("]") + text.count("}")
+    return ends == starts and min(depths, default=0) >= 0
+
+
+def _check_brackets(text):
+    """Intervals such as [2, 5) are balanced; any opener fits any closer."""
+    if not _balanced(text):
+        raise Unreadable("brackets that do not match")
+    if max(_depths(text), default=0) > MAX_DEPTH:
+        raise Unreadable("too many brackets in one another")
+
+
+def _split(text, separator):
+    """Split `text` where `separator` finds one outside of all brackets."""
+    depths, parts, start = _depths(text), [], 0
+    for found in separator(text):
+        if depths[found.start()] == 0:
+            parts.append(text[start : found.start()])
+            start = found.end()
+    return [*parts, text[start:]]
+
+
+def _comma(text):
+    """A comma with a space after it, else any: "1,000, 2,000" is two."""
+    spaced = list(re.finditer(r",(?=\s)", text))
+    depths = _depths(text)
+    if any(depths[comma.start()] == 0 for comma in spaced):
+        return spaced
+    return re.finditer(",", text)
+
+
+def _union(text):
+    return re.finditer(r"\\cup(?![A-Za-z])", text)
+
+
+def _relation_pieces(text):
+    depths, pieces, start = _depths(text), [], 0
+    for sign in _COMPARES.finditer(text):
+        if depths[sign.start()] == 0:
+            pieces += [text[start : sign.start()], sign[0]]
+            start = sign.end()
+    return [*pieces, text[start:]]
+
+
+def _outer_braces_off(text):
+    while text.startswith("{") and text.endswith("}"):
+        if not _balanced(text[1:-1]):
+            break
+        text = text[1:-1].strip()
+    return text
+
+
+def squeezed(text):
+    return re.sub(r"[\s{}]", "", text)
+
+
+# --- What would take for ever ------------------------------------------------
+
+_TOWER = re.compile(r"[0-9.]+(?:\^-?[0-9]+)+")
+_FACTORIAL = re.compile(r"([0-9]+)\)*!")
+
+
+def _too_large(text):
+    r"""Tell by the looks of a text that its value has too many digits.
+
+    >>> _too_large("2^{2006}"), _too_large("2^{3^2}"), _too_large("5!")
+    (False, False, False)
+    >>> _too_large("9^{9^{9}}"), _too_large("(3+4)^{99999}")
+    (True, True)
+    >>> _too_large("99999!"), _too_large(r"\binom{99999}{3}")
+    (True, True)
+    """
+    if re.search(r"\\binom\s*\{\s*[0-9]{5}", text):
+        return True
+    text = re.sub(r"[\s{}]", "", text)
+    for factorial in _FACTORIAL.finditer(text):
+        if _above(factorial[1], MAX_FACTORIAL):
+            return True
+    if re.search(r"\^[-+(]*[0-9]{5,}", text):
+        return True
+    return any(map(_tower_too_high, _TOWER.findall(text)))
+
+
+def _tower_too_high(tower):
+    _, *exponents = tower.replace("-", "").split("^")
+    height = 1
+    for exponent in reversed(exponents):
+        if _above(exponent, MAX_EXPONENT) or height > 20:
+            return True
+        height = int(exponent) ** height
+    return height > MAX_EXPONENT
+
+
+def _above(digits, limit):
+    return len(digits) > len(str(limit)) or int(digits) > limit
