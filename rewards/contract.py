@@ -1,0 +1,559 @@
+"""Prove a reward on the real data, before any training.
+
+`check_reward` calls a reward with completions that are built from the golds
+of the data: right ones in every form that prompts ask for, and wrong, empty,
+swapped, cut, copied and hedging ones. A reward that can't tell them apart
+would train for hours towards nothing, or towards a trick.
+
+The reward is a reward file (see rewards.reward_file), which is run in a
+process of its own with a deadline, or any function with TRL's signature, or a
+list of both, whose sum is judged as a trainer would add it up.
+
+From a terminal::
+
+    python -m rewards.contract reward.py --data rows.jsonl
+"""
+
+import argparse
+import json
+import math
+import statistics
+import sys
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rewards.batch import RewardError
+from rewards.probes import examples_of
+from rewards.reward_file import load_reward
+from rewards.subjects import subject_of
+from rewards.trial import Trial
+from rewards.verdicts import Verdict, Verdicts
+
+__all__ = ["Verdict", "Verdicts", "check_reward", "load_reward"]
+
+MAX_ROWS = 20  # more rows say little more
+LEAST = 1e-9  # a smaller difference is none
+
+# What should not be paid like a right answer: the check, its kind of probe,
+# the words for it, and what to do when it is paid.
+_TRAPS = (
+    (
+        "not for wrong",
+        "wrong",
+        "a wrong answer",
+        "Compare the whole answer with the gold, as numbers and exactly.",
+    ),
+    (
+        "not for swapped",
+        "swapped",
+        "the answer of another row",
+        "Compare with the gold of this row, not with any number.",
+    ),
+    (
+        "not for empty",
+        "empty",
+        "an empty text",
+        "Return 0.0 when the completion holds no answer.",
+    ),
+    (
+        "not for tags only",
+        "tags only",
+        "tags without an answer",
+        "Pay less for the form than for being right.",
+    ),
+    (
+        "not for truncated",
+        "truncated",
+        "a text that was cut before its answer",
+        "Read the answer from a closed tag, a box or a last statement only.",
+    ),
+    (
+        "not for a hedge",
+        "hedge",
+        "a list of several answers",
+        "Compare the whole answer: finding the gold somewhere in it is not "
+        "enough, or the policy learns to list many.",
+    ),
+    (
+        "not for a placeholder",
+        "placeholder",
+        "a copy of the prompt's placeholder",
+        "Pay for the answer, not for something between the tags.",
+    ),
+    (
+        "not for the question",
+        "question",
+        "a copy of the question",
+        "Read the answer where the prompt asks for it, not anywhere.",
+    ),
+)
+
+
+def check_reward(
+    reward, rows, *, rollouts=4000, limit_seconds=600.0, seconds=5.0
+):
+    """Prove a reward on rows of the data it will train on.
+
+    `reward` is the path of a reward file, its function itself, a function
+    with TRL's signature (it may be asynchronous), or a list of those, judged
+    as a sum in which None is left out. `rows` are dicts, or a dataset, with a
+    gold answer in `answer`, `solution` or `ground_truth`, and a question in
+    `question`, `problem` or `prompt`; the first MAX_ROWS with a readable gold
+    are used.
+
+    `rollouts` is how many completions the training will score, and
+    `limit_seconds` what that may take; `seconds` is what one call of a reward
+    file may take.
+
+    Returns Verdicts: print it, or ask `verdicts.passed`, or
+    `verdicts["pays for right"].passed`, which is False when the reward can't
+    pay for the data's own golds. What can't be judged is None.
+
+    A function is called in this process, where nothing can end it: one that
+    loops for ever hangs the check, and `os._exit` ends the program. A reward
+    file can do neither.
+
+    Raises RewardError when there are no rows that can be used, or when a
+    reward file can't be loaded.
+
+    >>> def careless(question, answer, completion):
+    ...     return float(answer in completion)
+    >>> rows = [{"question": "9 + 9?", "answer": "18"},
+    ...         {"question": "3 + 4?", "answer": "7"}]
+    >>> verdicts = check_reward(careless, rows)
+    >>> verdicts["pays for right"].passed
+    True
+    >>> [verdict.name for verdict in verdicts.failures]
+    ['not for wrong', 'not for a hedge']
+
+    Source: each check stands for a fault of a reward that was published, see
+    rewards.published and ../shared/traps.md, 13 and 14.
+    """
+    examples, unread = examples_of(rows, MAX_ROWS)
+    subject = subject_of(reward, seconds)
+    try:
+        trial = Trial(subject, examples)
+        trial.run()
+    finally:
+        subject.close()
+    rows = [_Row.of(scored) for scored in trial.judged]
+    verdicts = [
+        *_calls(trial),
+        _pays(trial, rows),
+        *(_not_for(rows, *trap) for trap in _TRAPS),
+        _many_lines(rows),
+        _varies(rows),
+        *_stays(trial),
+        _leaves_alone(trial),
+        _fast(trial, rollouts, limit_seconds),
+        _golds(*unread),
+    ]
+    return Verdicts(subject.name, trial.form, tuple(verdicts))
+
+
+@dataclass(frozen=True)
+class _Row:
+    """The scores of one example, by kind of probe.
+
+    Attributes:
+        pairs: by kind, the probes that have a number, and it.
+        right: the probe of the right answer.
+        pay: what that got, or None.
+        paid: whether that is more than an empty text gets, and more than
+            at least one wrong answer.
+    """
+
+    pairs: dict
+    right: object
+    pay: float | None
+    paid: bool
+
+    @classmethod
+    def of(cls, scored):
+        pairs = {}
+        for probe, score in scored:
+            if score.value is not None:
+                pairs.setdefault(probe.kind, []).append((probe, score.value))
+        right, score = scored[0]
+        nothing = [value for _, value in pairs.get("empty", [])] or [
+            value
+            for kind, found in pairs.items()
+            if kind not in ("right", "many lines")
+            for _, value in found
+        ]
+        bars = [max(nothing) if "empty" in pairs else min(nothing, default=0)]
+        bars += [min(v for _, v in pairs["wrong"])] if "wrong" in pairs else []
+        pay = score.value
+        paid = pay is not None and pay > max(bars) + LEAST
+        return cls(pairs, right, pay, paid)
+
+    def most(self, *kinds):
+        """Return the best paid (probe, value) of these kinds, or None."""
+        found = [pair for kind in kinds for pair in self.pairs.get(kind, [])]
+        return max(found, key=lambda pair: pair[1], default=None)
+
+
+def _calls(trial):
+    """Judge that every call gave a finite number."""
+    for name, kinds, advice in (
+        (
+            "runs",
+            ("timeout", "memory", "crash", "error"),
+            "Mend the function for this completion: a policy writes every "
+            "text there is. TRL calls a reward by keyword with more than it "
+            "needs, so give it **kwargs.",
+        ),
+        (
+            "gives a number",
+            ("no number",),
+            "Return a float in every branch, for example 0.0.",
+        ),
+        (
+            "is finite",
+            ("not finite",),
+            "Look for a division by zero or a logarithm, and bound it.",
+        ),
+    ):
+        bad = [pair for pair in trial.pairs if pair[1].failure in kinds]
+        if not trial.pairs:
+            yield Verdict(name, None, "not tried")
+        elif not bad:
+            seen = f"{len(trial.pairs)} completions"
+            if name == "runs" and trial.stopped:
+                seen += f"; {trial.stopped}"
+            yield Verdict(name, True, seen, trial.pairs[0][0].text)
+        else:
+            probe, score = bad[0]
+            counts = Counter(score.failure for _, score in bad)
+            counted = ", ".join(f"{n} x {kind}" for kind, n in counts.items())
+            seen = (
+                f"{counted} in {len(trial.pairs)} completions, the first: "
+                f"{score.reason}"
+            )
+            if trial.stopped:
+                seen += f" ({trial.stopped})"
+            yield Verdict(name, False, seen, probe.text, advice)
+
+
+def _pays(trial, rows):
+    name = "pays for right"
+    if not trial.pairs:
+        return Verdict(name, None, "not tried: no gold can be read")
+    if not rows:
+        return Verdict(
+            name,
+            False,
+            f"no row was done: {trial.stopped}",
+            trial.pairs[0][0].text,
+            "Let a call end in time, then check again.",
+        )
+    paid = [row for row in rows if row.paid]
+    means = ", ".join(
+        f"{_mean(rows, kind)} for {words}"
+        for kind, words in (
+            ("right", "a right answer"),
+            ("wrong", "a wrong one"),
+            ("empty", "an empty text"),
+        )
+    )
+    seen = f"{len(paid)} of {len(rows)} rows; on average {means}"
+    if len(paid) == len(rows):
+        return Verdict(name, True, seen, rows[0].right.text)
+    row = next(row for row in rows if not row.paid)
+    return Verdict(name, False, seen, row.right.text, _why_unpaid(row))
+
+
+def _why_unpaid(row):
+    gold = row.right.example.answer
+    if row.most("empty") and (row.pay or 0) > row.most("empty")[1] + LEAST:
+        cause = (
+            "A wrong answer in the same form gets as much: only the form is "
+            "paid. If this reward is for the form alone, judge it together "
+            "with the one for right answers: check_reward([form, "
+            "correctness], rows). Else"
+        )
+    else:
+        cause = "It pays no form of the right answer here. So"
+    return (
+        f"{cause} look how it reads the gold, which is {gold!r} in this row "
+        "and may stand at the end of a solution (GSM8K: after ####), and "
+        "compare numbers, not texts."
+    )
+
+
+def _mean(rows, kind):
+    best = [row.most(kind) for row in rows]
+    values = [found[1] for found in best if found]
+    return _number(statistics.fmean(values)) if values else "no score"
+
+
+def _number(value):
+    return f"{value:.4g}"
+
+
+def _not_for(rows, name, kind, words, advice):
+    """Judge that this kind of completion gets less than a right one."""
+    paid = [row for row in rows if row.paid]
+    found = [(row, row.most(kind)) for row in paid if row.most(kind)]
+    if not found:
+        why = "nothing to try" if paid else "no right answer is paid"
+        return Verdict(name, None, why)
+    row, (probe, value) = min(found, key=lambda f: f[0].pay - f[1][1])
+    bad = sum(value >= row.pay - LEAST for row, (_, value) in found)
+    seen = (
+        f"{_number(value)} for {words}, {_number(row.pay)} for a right answer"
+    )
+    if not bad:
+        return Verdict(name, True, seen, probe.text)
+    seen += f": as much or more in {bad} of {len(found)} rows"
+    return Verdict(name, False, seen, probe.text, advice)
+
+
+def _many_lines(rows):
+    name = "pays for many lines"
+    paid = [row for row in rows if row.paid]
+    if not paid:
+        return Verdict(name, None, "no right answer is paid")
+    bad = [row for row in paid if not _survives(row)]
+    row = (bad or paid)[0]
+    long = row.most("many lines")
+    got = "no score" if long is None else _number(long[1])
+    seen = (
+        f"right with 20 lines of reasoning gets {got}, with one "
+        f"{_number(row.pay)}"
+    )
+    text = long[0].text if long else row.right.text
+    if not bad:
+        return Verdict(name, True, seen, text)
+    return Verdict(
+        name,
+        False,
+        f"{seen}, in {len(bad)} of {len(paid)} rows",
+        text,
+        "In a pattern . stops at the end of a line: use re.DOTALL. If length "
+        "costs something on purpose, let it cost less than being right pays.",
+    )
+
+
+def _survives(row):
+    """Tell whether a right answer with long reasoning is still paid."""
+    others = [row.most("empty"), row.most("wrong")]
+    bars = [found[1] for found in others if found and found[1] < row.pay]
+    long = row.most("many lines")
+    return long is not None and long[1] > max(bars, default=-math.inf)
+
+
+def _varies(rows):
+    name = "varies in a group"
+    if not rows:
+        return Verdict(name, None, "not tried")
+    spreads = []
+    for row in rows:
+        values = [v for found in row.pairs.values() for _, v in found] or [0]
+        spreads.append(max(values) - min(values))
+    flat = sum(spread <= LEAST for spread in spreads)
+    text = rows[0].right.text
+    if not flat:
+        seen = f"right and wrong ones differ by {_number(min(spreads))}"
+        return Verdict(name, True, seen + " or more", text)
+    return Verdict(
+        name,
+        False,
+        f"every completion gets the same in {flat} of {len(rows)} rows",
+        text,
+        "A group in which all get the same teaches nothing: pay the right "
+        "answer more.",
+    )
+
+
+def _stays(trial):
+    """Judge that a score depends on nothing but its own row."""
+    steady = None
+    for name, change, advice in (
+        (
+            "same score twice",
+            "nothing",
+            "Take chance, counters, clocks and caches out of the function.",
+        ),
+        (
+            "same in any order",
+            "order",
+            "Match completions and columns one by one, with zip, and don't "
+            "count positions.",
+        ),
+        (
+            "same on its own",
+            "company",
+            "It is relative to its group or batch. GRPO subtracts the "
+            "group's mean itself, so score each completion for itself.",
+        ),
+    ):
+        repeats = trial.repeats.get(change)
+        if not repeats or steady is False:
+            why = "not the same twice" if repeats else "not tried"
+            yield Verdict(name, None, why)
+            continue
+        verdict = _unchanged(name, repeats, advice)
+        if change == "nothing":
+            steady = verdict.passed
+        yield verdict
+    yield _same_for_messages(trial, steady)
+
+
+def _unchanged(name, repeats, advice):
+    bad = [
+        (probe, before, after)
+        for probe, before, after in repeats
+        if not _equal(before, after)
+    ]
+    if not bad:
+        seen = f"{len(repeats)} completions"
+        return Verdict(name, True, seen, repeats[0][0].text)
+    probe, before, after = bad[0]
+    seen = (
+        f"{_given(before)}, then {_given(after)}; {len(bad)} of "
+        f"{len(repeats)} completions changed"
+    )
+    return Verdict(name, False, seen, probe.text, advice)
+
+
+def _equal(one, other):
+    if one.value is None or other.value is None:
+        return one.value == other.value
+    return math.isclose(one.value, other.value, rel_tol=1e-6, abs_tol=LEAST)
+
+
+def _given(score):
+    return "no score" if score.value is None else _number(score.value)
+
+
+def _same_for_messages(trial, steady):
+    """Judge that plain and conversational completions get the same."""
+    name = "plain as messages"
+    repeats = trial.repeats.get("messages")
+    here, there = ["plain texts", "message lists"][:: 1 - 2 * trial.messages]
+    if not repeats or steady is False:
+        why = "not the same twice" if repeats else "not tried"
+        return Verdict(name, None, why)
+    if all(after.failure for _, _, after in repeats):
+        reason = repeats[0][2].reason
+        return Verdict(name, None, f"reads {here} only; {there}: {reason}")
+    verdict = _unchanged(
+        name,
+        repeats,
+        "Training with chat prompts hands over message lists, others texts. "
+        "Take the text out of both: rewards.batch.completion_texts does.",
+    )
+    if not verdict.passed and "prompt" in trial.examples[0].row:
+        # the data says which of the two training will use
+        return replace(
+            verdict, passed=None, seen=f"for {here}, {there}: {verdict.seen}"
+        )
+    return verdict
+
+
+def _leaves_alone(trial):
+    name = "changes no argument"
+    if not trial.pairs:
+        return Verdict(name, None, "not tried")
+    if not trial.subject.changed:
+        return Verdict(name, True, "they are as they were")
+    return Verdict(
+        name,
+        False,
+        f"it changes '{trial.subject.changed}'",
+        advice="The next reward function gets the same lists: make a copy "
+        "before you change one.",
+    )
+
+
+def _fast(trial, rollouts, limit_seconds):
+    name = "fast enough"
+    each = trial.seconds_each()
+    if each is None:
+        return Verdict(name, None, "not tried")
+    needed = each * rollouts
+    seen = (
+        f"{each * 1000:.3g} ms each, {needed:,.2f} s for {rollouts:,} "
+        f"rollouts (limit {limit_seconds:,g} s)"
+    )
+    if needed <= limit_seconds:
+        return Verdict(name, True, seen)
+    return Verdict(
+        name,
+        False,
+        seen,
+        advice="Make it faster, plan fewer rollouts, or say what it may "
+        "take: check_reward(..., limit_seconds=...).",
+    )
+
+
+def _golds(unread, rows):
+    name = "golds can be read"
+    seen = f"{rows - unread} of {rows}"
+    if not unread:
+        return Verdict(name, True, seen)
+    return Verdict(
+        name,
+        False if unread == rows else None,
+        f"{seen}; the others give no score" if unread < rows else seen,
+        advice="A gold needs ####, a box, a number or a short answer: look "
+        "whether the column is the right one.",
+    )
+
+
+def main(arguments=None):
+    """Check a reward file from the terminal; return the exit status.
+
+    0: nothing failed, 1: something did, 2: it can't be checked.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m rewards.contract",
+        description="Check a reward file on rows of data before training.",
+    )
+    parser.add_argument("reward", help="the file with your function reward")
+    parser.add_argument(
+        "--data", required=True, help="JSON lines with question and answer"
+    )
+    parser.add_argument(
+        "--rollouts", type=int, default=4000, help="completions to be scored"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=5.0, help="what one call may take"
+    )
+    given = parser.parse_args(arguments)
+    try:
+        verdicts = check_reward(
+            given.reward,
+            _read_rows(Path(given.data)),
+            rollouts=given.rollouts,
+            seconds=given.seconds,
+        )
+    except RewardError as error:
+        print(error, file=sys.stderr)
+        return 2
+    print(verdicts)
+    return 0 if verdicts.passed else 1
+
+
+def _read_rows(path):
+    where = ""
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+        rows = []
+        for number, line in enumerate(lines, start=1):
+            where = f" in line {number}"
+            if line.strip():
+                rows.append(json.loads(line))
+    except (OSError, ValueError) as error:
+        raise RewardError(
+            f"The rows can't be read from {path}{where}: {error}. Give a "
+            "file of JSON lines such as "
+            '{"question": "9 + 9?", "answer": "#### 18"}.'
+        ) from None
+    return rows
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,240 @@
+r"""Completions that show what a reward pays for, built from a gold answer.
+
+`examples_of` reads rows of data; `probes` builds, from one of them and one of
+FORMS, the completion that a reward should pay for and those that it shouldn't.
+"""
+
+import copy
+import re
+from dataclasses import dataclass
+
+from rewards.answers import gold_answer
+from rewards.batch import GOLD_COLUMNS, RewardError
+from rewards.numbers import parse_number
+from rewards.reward_file import last_question
+
+REASONING = "I take what is given, step by step, and check the result."
+MANY_LINES = "\n".join(
+    f"{step}, I look at what is given and at what follows from it."
+    for step in ("First", "Second", "Third", "Then", "After that") * 4
+)
+# The forms that prompts ask for. Of forms that pay the same the first counts.
+FORMS = {
+    "<reasoning> and <answer>": (
+        "<reasoning>\n{reasoning}\n</reasoning>\n"
+        "<answer>\n{answer}\n</answer>\n"
+    ),
+    "<think> and <answer>": (
+        "<think>\n{reasoning}\n</think>\n<answer>\n{answer}\n</answer>"
+    ),
+    "<reasoning> and <answer>, a line each": (
+        "<reasoning>{reasoning}</reasoning>\n<answer>{answer}</answer>"
+    ),
+    "<think> and <answer>, a line each": (
+        "<think>{reasoning}</think>\n<answer>{answer}</answer>"
+    ),
+    "<answer> after a <think> that the prompt has opened": (
+        "{reasoning}</think>\n<answer>{answer}</answer>"
+    ),
+    "<think>, then a box in <answer>": (
+        "<think>\n{reasoning}\n</think>\n"
+        "<answer>\n$\\boxed{{answer}}$\n</answer>"
+    ),
+    "a box": "{reasoning}\nHence we have $\\boxed{{answer}}$.",
+    "#### and the answer": "{reasoning}\n#### {answer}",
+    "The answer is ...": "{reasoning}\nThe answer is {answer}.",
+    "the answer alone": "{answer}",
+}
+_TAGS_ONLY = (
+    "<reasoning>\n\n</reasoning>\n<answer>\n\n</answer>\n",
+    "<think>\n\n</think>\n<answer>\n\n</answer>",
+    "</think>\n<answer></answer>",
+)
+
+
+@dataclass(frozen=True)
+class Example:
+    """A row of data, with what can be made of its gold.
+
+    Attributes:
+        row: the row itself.
+        question: its question, "" where there is none.
+        answer: its gold answer without the solution around it.
+        wrong: answers that are not the gold.
+        swapped: the answer of another row, or None if all are the same.
+    """
+
+    row: dict
+    question: str
+    answer: str
+    wrong: tuple[str, ...]
+    swapped: str | None
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A completion for an example, its kind, and the form it is in."""
+
+    kind: str
+    form: str
+    example: Example
+    text: str
+
+
+def examples_of(rows, most):
+    """Return the first `most` examples, and how many golds can't be read.
+
+    The count, a pair (unreadable, all), is over all rows. Raises RewardError
+    when there are no rows, or none with a column for the gold.
+
+    >>> rows = [{"question": "9 + 9?", "answer": "#### 18"},
+    ...         {"question": "3 + 4?", "answer": "#### 7"},
+    ...         {"question": "Why?", "answer": "nobody has ever known"}]
+    >>> examples, count = examples_of(rows, 20)
+    >>> examples[0].answer, examples[0].swapped, count
+    ('18', '7', (1, 3))
+    >>> examples[0].wrong
+    ('19', '118', '18.5', '-18')
+    """
+    rows = [_row(row) for row in rows]
+    if not rows:
+        raise RewardError(
+            "There are no rows to check a reward on. Pass a few rows of the "
+            "data that you will train on, for example rows=dataset."
+        )
+    column = _gold_column(rows[0])
+    answers = [gold_answer(row.get(column)) for row in rows]
+    read = [i for i, answer in enumerate(answers) if answer is not None]
+    examples = [
+        _example(rows[i], answers[i], [answers[j] for j in read[:most]])
+        for i in read[:most]
+    ]
+    return examples, (len(rows) - len(read), len(rows))
+
+
+def right(example, form):
+    """Return the probe of the right answer in this form.
+
+    >>> (one,), _ = examples_of([{"answer": "#### 18"}], 1)
+    >>> right(one, "the answer alone").text
+    '18'
+    """
+    return Probe("right", form, example, _fill(form, example.answer))
+
+
+def wrong(example, form):
+    """Return the probe of a wrong answer in this form.
+
+    >>> (one,), _ = examples_of([{"answer": "#### 18"}], 1)
+    >>> wrong(one, "the answer alone").text
+    '19'
+    """
+    return Probe("wrong", form, example, _fill(form, example.wrong[0]))
+
+
+def probes(example, form):
+    """Return all probes of one example in one form, the right one first.
+
+    >>> rows = [{"answer": "18"}, {"answer": "7"}]
+    >>> (one, _), _ = examples_of(rows, 2)
+    >>> for probe in probes(one, "#### and the answer")[1:3]:
+    ...     print(probe.kind, repr(probe.text[-8:]))
+    many lines '\\n#### 18'
+    wrong '\\n#### 19'
+    """
+    low, *others = example.wrong
+    high = others[-1] if others else "none of these"
+    texts = {
+        "right": [_fill(form, example.answer)],
+        "many lines": [_fill(form, example.answer, MANY_LINES)],
+        "wrong": [_fill(form, answer) for answer in example.wrong],
+        "empty": ["", " \n"],
+        "tags only": [_fill(form, "", ""), *_TAGS_ONLY],
+        "swapped": [_fill(form, example.swapped)] if example.swapped else [],
+        "truncated": [_fill(form, "\0").partition("\0")[0]],
+        "hedge": [_fill(form, f"{low} or {example.answer} or {high}")],
+        "placeholder": [_fill(form, "...", "...")],
+        "question": _copied_question(example),
+    }
+    return [
+        Probe(kind, form, example, text)
+        for kind, them in texts.items()
+        for text in dict.fromkeys(them)
+        if text or kind == "empty"
+    ]
+
+
+def _fill(form, answer, reasoning=REASONING):
+    text = FORMS[form].replace("{reasoning}", reasoning)
+    return text.replace("{answer}", answer)
+
+
+def _copied_question(example):
+    """Return the question, unless the answer happens to stand in it."""
+    if not example.question or example.answer in example.question:
+        return []
+    return [example.question]
+
+
+def _row(row):
+    try:
+        return copy.deepcopy(dict(row))
+    except (TypeError, ValueError):
+        raise RewardError(
+            f"A row must be a dict, and one is {type(row).__name__}. Pass "
+            "rows as dataset, or as [{'question': ..., 'answer': ...}, ...]; "
+            "of a pandas frame as frame.to_dict('records')."
+        ) from None
+
+
+def _gold_column(row):
+    for name in GOLD_COLUMNS:
+        if name in row:
+            return name
+    raise RewardError(
+        "The rows have no gold answers: they are read from the column "
+        f"'answer', 'solution' or 'ground_truth', and there are: "
+        f"{', '.join(map(str, row)) or 'none'}. Rename yours: dataset = "
+        "dataset.rename_column('YOUR_COLUMN', 'answer')."
+    )
+
+
+def _example(row, answer, answers):
+    others = [other for other in answers if not _same(other, answer)]
+    swapped = others[0] if others else None
+    wrong = _wrong_answers(answer, others)
+    return Example(row, question_of(row), answer, wrong, swapped)
+
+
+def question_of(row):
+    """Return the question of a row as text, "" where there is none.
+
+    >>> question_of({"prompt": [{"role": "user", "content": "9 + 9?"}]})
+    '9 + 9?'
+    """
+    for name in ("question", "problem", "prompt"):
+        if row.get(name):
+            return last_question(row[name])
+    return ""
+
+
+def _same(one, other):
+    numbers = parse_number(one), parse_number(other)
+    if numbers == (None, None):
+        return one.strip().lower() == other.strip().lower()
+    return numbers[0] == numbers[1]
+
+
+def _wrong_answers(answer, others):
+    """Return answers that look like this one and are not, never none."""
+    number = parse_number(answer)
+    if number is None:
+        maths = re.search(r"[0-9\\^_=+]", answer)
+        made = [f"{answer} + 1"] if maths else []
+        return tuple(made + others[:2]) or ("something else",)
+    made = [str(number + 1)]
+    if number.denominator == 1:
+        # a longer number with the right one inside, one that int() cuts to
+        # it, and one without the sign
+        made += [f"1{abs(number)}", f"{number}.5", str(-number)]
+    return tuple(a for a in made if not _same(a, answer))

@@ -1,0 +1,487 @@
+"""A reward file: one function of a learner's, run away from the trainer.
+
+A reward file is a Python file with one function that scores one completion::
+
+    def reward(question, answer, completion):
+        return 1.0 if completion.strip() == answer else 0.0
+
+It is called by keyword; `answer` is the gold text of the row as it stands in
+the data. `load_reward` makes a reward function for TRL's trainers of it. The
+file's code never runs in the trainer's process: whatever it does, be it a
+loop without an end, `os._exit`, 50 GB or a crash in C, costs that completion
+its score and nothing else.
+
+The form of the function is that of AgileRL's Arena, whose reward.py is called
+with the same three keywords.
+"""
+
+import dataclasses
+import inspect
+import json
+import math
+import re
+import sys
+import traceback
+import types
+from dataclasses import dataclass
+from pathlib import Path
+
+from rewards.batch import RewardError, completion_texts, gold_column
+from rewards.workers import Workers
+
+CALL = ("question", "answer", "completion")
+IMPORT_SECONDS = 60.0  # torch takes half of it on a slow disk
+MEMORY_MIB = 4096
+MAX_REASON_CHARS = 200
+MAX_FILE_CHARS = 100_000  # the text travels on a command line
+
+
+@dataclass(frozen=True)
+class Score:
+    """What a reward gave for one completion.
+
+    Attributes:
+        value: a finite number, or None: no score.
+        failure: "", or why there is no score: "timeout", "memory", "crash",
+            "error", "no number", "not finite", "no gold".
+        reason: the failure in words.
+    """
+
+    value: float | None = None
+    failure: str = ""
+    reason: str = ""
+
+
+def load_reward(path, *, seconds=5.0):
+    """Return the reward function of a reward file, for TRL's trainers.
+
+    The result is called with a batch, as TRL does: `completions` is a list of
+    strings or of message lists, the columns of the dataset follow by name.
+    The question of a row is read from the column `question` or `problem`,
+    else it is the last user message of `prompts`; the gold answer is in
+    `answer`, `solution` or `ground_truth`. The result has one finite number
+    for each completion, or None, which TRL leaves out of the sum, where the
+    file's function raised, ran out of time or memory, or returned something
+    else than a number. None is never a silent 0: see FileReward.
+
+    `seconds` is what one call may take: so much CPU time, and twice as much
+    on the clock, for what sleeps. The text of the file is read once, here: a
+    later change of the file doesn't change a running training.
+
+    Raises RewardError when the file is missing, is no Python, can't be
+    imported, or has no function that can be called in this way.
+
+    >>> import pathlib, tempfile
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "bare.py"
+    >>> _ = path.write_text('''
+    ... def reward(question, answer, completion):
+    ...     return completion == answer
+    ... ''')
+    >>> bare = load_reward(path)
+    >>> bare.__name__
+    'bare'
+    >>> bare(["18", "17"], question=["9 + 9?"] * 2, answer=["18"] * 2)
+    [1.0, 0.0]
+    >>> bare.close()
+
+    Source: AgileRL's Arena tutorial (a reward.py per environment).
+    """
+    if not (isinstance(seconds, int | float) and 0 < seconds < math.inf):
+        raise RewardError(
+            f"One call of a reward file can't take {seconds!r} seconds at "
+            "most. Give a number above 0, for example seconds=5."
+        )
+    path = Path(path).expanduser().resolve()
+    source = _read(path)
+    _refuse_unusable(path, source)
+    return FileReward(path, source, float(seconds))
+
+
+class FileReward:
+    """The reward function of a reward file; `load_reward` makes it.
+
+    When the trainer hands them over, `log_metric` gets the share of the batch
+    without a score under ``NAME/failed``, split into ``NAME/timeout``,
+    ``NAME/no_gold`` and ``NAME/error``, and `log_extra` the column
+    ``NAME_failure``: "" or why. `rewards.health.watch` goes by the first.
+
+    Attributes:
+        path, source: the file, and its text as it was when it was loaded.
+        seconds: what one call may take.
+        __name__: the file's name, under which the trainer logs it.
+    """
+
+    def __init__(self, path, source, seconds):
+        self.path = path
+        self.source = source
+        self.seconds = seconds
+        self.__name__ = re.sub(r"\W", "_", path.stem)
+        self._workers = None
+
+    def __call__(
+        self,
+        completions,
+        prompts=None,
+        *,
+        log_metric=None,
+        log_extra=None,
+        **columns,
+    ):
+        """Score a batch; see `load_reward`."""
+        scores = self.scores(completions, prompts, **columns)
+        _log_failures(self.__name__, scores, log_metric, log_extra)
+        return [score.value for score in scores]
+
+    def scores(self, completions, prompts=None, **columns):
+        """Score a batch and say why a score is missing: a Score for each."""
+        texts = completion_texts(completions)
+        golds = gold_column(completions, **columns)
+        questions = _questions(prompts, len(texts), **columns)
+        calls = [
+            dict(zip(CALL, (question, str(gold), text), strict=True))
+            for question, gold, text in zip(
+                questions, golds, texts, strict=True
+            )
+        ]
+        known = [i for i, gold in enumerate(golds) if gold is not None]
+        scores = [Score(None, "no gold", "the row has no gold answer")]
+        scores *= len(calls)
+        for i, (reply,) in zip(
+            known,
+            self._pool().ask([[calls[i]] for i in known]),
+            strict=True,
+        ):
+            scores[i] = _score_of(reply, self.seconds)
+        return scores
+
+    def close(self):
+        """End the processes; the next call would start new ones."""
+        if self._workers is not None:
+            self._workers.close()
+            self._workers = None
+
+    def _pool(self):
+        if self._workers is None:
+            self._workers = Workers(
+                "rewards.reward_file:handler_of",
+                str(self.path),
+                self.source,
+                cpu_seconds=self.seconds,
+                wall_seconds=2 * self.seconds,
+                memory_mib=MEMORY_MIB,
+            )
+        return self._workers
+
+    def __getstate__(self):
+        return self.__dict__ | {"_workers": None}
+
+    def __repr__(self):
+        return f"load_reward({str(self.path)!r}, seconds={self.seconds:g})"
+
+
+def finite_score(value):
+    """Return the Score that a returned value stands for.
+
+    A number of any kind counts, True as 1.0, and NumPy's and torch's scalars
+    too. A text or a list of one number doesn't, nor does None.
+
+    >>> finite_score(True).value
+    1.0
+    >>> finite_score("1.0").reason
+    "it returned '1.0' (str), which is no number"
+    >>> finite_score(float("nan")).failure
+    'not finite'
+    """
+    try:
+        if isinstance(value, str | bytes | list | tuple):
+            raise TypeError
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    except Exception:  # float() runs code of the value's own
+        shown = f"it returned {_brief(value)} ({type(value).__name__})"
+        return Score(None, "no number", f"{shown}, which is no number")
+    if not math.isfinite(number):
+        return Score(None, "not finite", f"it returned {number}")
+    return Score(number)
+
+
+def last_question(prompt):
+    """Return the last user message of a prompt; a plain prompt as it is.
+
+    >>> last_question([{"role": "user", "content": "9 + 9?"}])
+    '9 + 9?'
+    """
+    if isinstance(prompt, str):
+        return prompt
+    users = [m["content"] for m in prompt if m["role"] == "user"]
+    return users[-1] if users else ""
+
+
+def told(error, path=None):
+    """Return an exception as "line 7: ValueError: bad", in short.
+
+    The line is the last one in the file `path` that had a part in it.
+
+    >>> told(ValueError("bad"))
+    'ValueError: bad'
+    """
+    if isinstance(error, SystemExit):
+        said = "a call of sys.exit"
+    else:
+        said = traceback.format_exception_only(error)[-1].strip()
+    lines = [
+        line
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if frame.f_code.co_filename == path
+    ]
+    where = f"line {lines[-1]}: " if lines else ""
+    return (where + said)[:MAX_REASON_CHARS]
+
+
+# --- in the trainer's process ---------------------------------------------
+
+
+def _read(path):
+    if path.suffix != ".py":
+        raise RewardError(
+            f"A reward file is a Python file, and {path.name!r} doesn't end "
+            "with .py. Save the function reward(question, answer, "
+            "completion) in a file such as reward.py and give its path."
+        )
+    try:
+        source = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        there = sorted(other.name for other in path.parent.glob("*.py"))
+        raise RewardError(
+            f"There is no reward file {path}. "
+            + (
+                f"In this folder there are: {', '.join(there[:8])}."
+                if there
+                else "This folder holds no Python file, or doesn't exist."
+            )
+            + " Give the path of the file with your function reward."
+        ) from None
+    except UnicodeDecodeError as error:
+        raise RewardError(
+            f"The reward file {path} is not UTF-8 text: byte "
+            f"{error.start} can't be read. Save it as UTF-8 in your editor."
+        ) from None
+    except OSError as error:
+        raise RewardError(
+            f"The reward file {path} can't be read: "
+            f"{error.strerror or error}. Give the path of a file that you "
+            "may read."
+        ) from None
+    if len(json.dumps(source)) > MAX_FILE_CHARS:
+        raise RewardError(
+            f"The reward file {path} has more than {MAX_FILE_CHARS:,} "
+            "characters, which is too much to hand to its process. Move "
+            "tables into a file beside it and read or import that."
+        )
+    return source
+
+
+def _refuse_unusable(path, source):
+    """Raise RewardError unless the file can be imported and called."""
+    workers = Workers(
+        "rewards.reward_file:inspector_of",
+        str(path),
+        source,
+        processes=1,
+        cpu_seconds=IMPORT_SECONDS,
+        wall_seconds=IMPORT_SECONDS,
+        memory_mib=MEMORY_MIB,
+    )
+    try:
+        [[reply]] = workers.ask([["look"]])
+    finally:
+        workers.close()
+    problem = {
+        "": reply.value,
+        "timeout": f"importing it takes more than {IMPORT_SECONDS:g} seconds. "
+        "Do no work at the top of the file, only definitions",
+        "memory": f"importing it takes more than {MEMORY_MIB} MiB of memory. "
+        "Load less at the top of the file",
+        "crash": "importing it ended the process at once. Look for os._exit "
+        "or a broken extension module at the top of the file",
+        "error": f"importing it failed with {reply.detail}. Mend that line",
+    }[reply.failure]
+    if problem:
+        raise RewardError(
+            f"The reward file {path.name} can't be used: {problem}, then "
+            f"load {path} again."
+        )
+
+
+def _questions(prompts, expected, **columns):
+    for name in ("question", "problem"):
+        if columns.get(name) is not None:
+            questions = list(columns[name])
+            break
+    else:
+        name = "prompts"
+        questions = list(map(last_question, prompts or [""] * expected))
+    if len(questions) != expected:
+        raise RewardError(
+            f"There are {expected} completions and {len(questions)} "
+            f"questions in '{name}', so some completion would be scored "
+            "against a wrong question. Pass one for each completion."
+        )
+    return [None if q is None else str(q) for q in questions]
+
+
+def _score_of(reply, seconds):
+    if not reply.failure:
+        return Score(**reply.value)
+    reasons = {
+        "timeout": f"no score after {seconds:g} seconds",
+        "memory": f"it took more than {MEMORY_MIB} MiB of memory",
+        "crash": "it ended its process",
+        "error": reply.detail,
+    }
+    reason = reasons[reply.failure] or reply.failure
+    return Score(None, reply.failure, reason[:MAX_REASON_CHARS])
+
+
+def _log_failures(name, scores, log_metric, log_extra):
+    """Hand what failed to the trainer's log: the one place of its names."""
+    if log_metric is not None and scores:
+        failed = [score.failure for score in scores if score.failure]
+        late, no_gold = failed.count("timeout"), failed.count("no gold")
+        for kind, count in (
+            ("failed", len(failed)),
+            ("timeout", late),
+            ("no_gold", no_gold),
+            ("error", len(failed) - late - no_gold),
+        ):
+            log_metric(f"{name}/{kind}", count / len(scores))
+    if log_extra is not None:
+        log_extra(f"{name}_failure", [score.reason for score in scores])
+
+
+# --- in the worker --------------------------------------------------------
+
+
+class _UnusableError(Exception):
+    """The file can't be used; the message says why and what to do."""
+
+
+def inspector_of(path, source):
+    """Return the handler that says what is wrong with a reward file, or "".
+
+    Called in a worker. Any request has the same answer.
+    """
+
+    def look(request):
+        try:
+            _load(path, source)
+        except _UnusableError as error:
+            return str(error)
+        return ""
+
+    return look
+
+
+def handler_of(path, source):
+    """Return the handler that scores one completion with a reward file.
+
+    Called in a worker. A request holds the three keywords of the function;
+    the reply holds the fields of a Score.
+    """
+    function = _load(path, source)
+
+    def handle(call):
+        try:
+            score = finite_score(function(**call))
+        except MemoryError:
+            raise  # the worker knows better what has happened
+        except BaseException as error:  # SystemExit must not end the worker
+            score = Score(None, "error", told(error, path))
+        return dataclasses.asdict(score)
+
+    return handle
+
+
+def _load(path, source):
+    """Run the file's text as a module and return its function `reward`."""
+    code = _compiled(path, source)
+    module = types.ModuleType("reward_file")
+    module.__file__ = path
+    sys.modules[module.__name__] = module  # dataclasses look there
+    sys.path.append(str(Path(path).parent))  # for the helpers beside it
+    sys.dont_write_bytecode = True
+    try:
+        exec(code, module.__dict__)
+    except MemoryError:
+        raise
+    except ModuleNotFoundError as error:
+        raise _UnusableError(
+            f"it imports {error.name!r}, which is neither installed here nor "
+            f"beside the file ({told(error, path)}). Install that package "
+            "or do without it"
+        ) from None
+    except BaseException as error:
+        raise _UnusableError(
+            f"importing it failed with {told(error, path)}. Mend that line"
+        ) from None
+    function = module.__dict__.get("reward")
+    _check_call(function, module)
+    return function
+
+
+def _compiled(path, source):
+    try:
+        return compile(source, path, "exec")
+    except SyntaxError as error:
+        line = (error.text or "").strip()[:60]
+        where = f"line {error.lineno or 1}"
+        problem = f"{where} is no valid Python ({error.msg}): `{line}`"
+    except (ValueError, RecursionError, MemoryError) as error:
+        problem = f"Python can't compile it ({type(error).__name__}: {error})"
+    raise _UnusableError(f"{problem}. Mend that line")
+
+
+def _check_call(function, module):
+    form = "def reward(question, answer, completion):"
+    if not callable(function):
+        others = [
+            name
+            for name, value in vars(module).items()
+            if inspect.isfunction(value) and value.__module__ == "reward_file"
+        ]
+        found = f"only {', '.join(others[:5])}" if others else "none at all"
+        raise _UnusableError(
+            f"it must define a function named reward and defines {found}. "
+            f"Write `{form}`"
+        )
+    if (
+        inspect.iscoroutinefunction(function)
+        or inspect.isgeneratorfunction(function)
+        or inspect.isasyncgenfunction(function)
+    ):
+        raise _UnusableError(
+            "its function reward is asynchronous or a generator (it has "
+            "`async` or `yield`), so a call gives no number. Write a plain "
+            f"`{form}` that returns one"
+        )
+    try:
+        signature = inspect.signature(function)
+        signature.bind(**dict.fromkeys(CALL))
+    except (TypeError, ValueError) as error:
+        has = "parameters that can't be seen"
+        if not isinstance(error, ValueError):
+            has = f"({', '.join(map(str, signature.parameters.values()))})"
+        raise _UnusableError(
+            f"its function reward has {has} and is called by keyword as "
+            "reward(question=..., answer=..., completion=...). Write "
+            f"`{form}`"
+        ) from None
+
+
+def _brief(value):
+    try:
+        text = repr(value)
+    except Exception:  # a repr of the value's own
+        return "something"
+    return text if len(text) <= 40 else text[:37] + "..."

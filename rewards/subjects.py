@@ -1,0 +1,230 @@
+"""Call any kind of reward and learn what it gave: a Score for each text.
+
+A subject has a name, `scores(examples, texts, conversational)`, `close()`,
+and `changed`: the name of an argument that the reward has changed, or "".
+"""
+
+import asyncio
+import inspect
+import os
+import types
+from concurrent.futures import ThreadPoolExecutor
+
+from rewards.batch import RewardError, gold_column
+from rewards.reward_file import (
+    FileReward,
+    Score,
+    finite_score,
+    load_reward,
+    told,
+)
+
+# What the trainer passes by other names, or never.
+_NO_COLUMNS = ("prompt", "completion", "completion_ids")
+
+
+def subject_of(reward, seconds):
+    """Return the subject for a path, a function, or a list of them.
+
+    Raises RewardError for anything else.
+
+    >>> from rewards import correctness_reward, integer_reward
+    >>> subject_of([correctness_reward, integer_reward], seconds=5.0).name
+    'sum of correctness_reward, integer_reward'
+    """
+    if isinstance(reward, str | os.PathLike):
+        return _File(load_reward(reward, seconds=seconds))
+    if isinstance(reward, list | tuple) and reward:
+        return _Sum([subject_of(part, seconds) for part in reward])
+    if isinstance(reward, FileReward):
+        return _File(reward)
+    if callable(reward):
+        of_one = _takes_one_completion(reward)
+        return _OneByOne(reward) if of_one else _Function(reward)
+    raise RewardError(
+        f"A reward is a function, the path of a reward file, or a list of "
+        f"them, and this is {type(reward).__name__} {reward!r:.40}. Pass for "
+        "example check_reward('reward.py', rows)."
+    )
+
+
+class _File:
+    changed = ""
+
+    def __init__(self, reward):
+        self.reward = reward
+        self.name = reward.__name__
+
+    def scores(self, examples, texts, conversational):
+        call = _call(examples, texts, conversational)
+        del call["completion_ids"]
+        return self.reward.scores(**call)
+
+    def close(self):
+        self.reward.close()
+
+
+class _OneByOne:
+    """A function of one completion that is not in a file yet."""
+
+    changed = ""
+
+    def __init__(self, function):
+        self.function = function
+        self.name = _name(function)
+
+    def scores(self, examples, texts, conversational):
+        return [
+            self._one(example, text)
+            for example, text in zip(examples, texts, strict=True)
+        ]
+
+    def close(self):
+        pass
+
+    def _one(self, example, text):
+        (gold,) = gold_column([text], **_columns([example]))
+        try:
+            return finite_score(
+                self.function(
+                    question=example.question,
+                    answer=str(gold),
+                    completion=text,
+                )
+            )
+        except (Exception, SystemExit) as error:
+            return Score(None, "error", told(error))
+
+
+class _Function:
+    def __init__(self, function):
+        self.function = function
+        self.name = _name(function)
+        self.changed = ""
+
+    def scores(self, examples, texts, conversational):
+        try:
+            return self._batch(examples, texts, conversational)
+        except (Exception, SystemExit) as error:
+            if len(texts) == 1:
+                return [Score(None, "error", told(error))]
+        # one by one, to find the completion that it can't take
+        return [
+            self.scores([example], [text], conversational)[0]
+            for example, text in zip(examples, texts, strict=True)
+        ]
+
+    def close(self):
+        pass
+
+    def _batch(self, examples, texts, conversational):
+        call = _call(examples, texts, conversational)
+        values = self.function(
+            **call,
+            trainer_state=types.SimpleNamespace(
+                global_step=0, max_steps=1, epoch=0.0
+            ),
+            log_extra=lambda column, values: None,
+            log_metric=lambda name, value: None,
+        )
+        if inspect.isawaitable(values):
+            values = _awaited(values)
+        self._notice_changes(call, _call(examples, texts, conversational))
+        values = list(values)
+        if len(values) != len(texts):
+            raise ValueError(
+                f"it returned {len(values)} scores for {len(texts)} "
+                "completions"
+            )
+        return [Score() if v is None else finite_score(v) for v in values]
+
+    def _notice_changes(self, call, as_it_was):
+        for name in ("prompts", "completions", "completion_ids"):
+            if call[name] != as_it_was[name]:
+                self.changed = name
+
+
+class _Sum:
+    """The parts' scores added up as TRL does: None is left out."""
+
+    def __init__(self, parts):
+        self.parts = parts
+        self.name = "sum of " + ", ".join(part.name for part in parts)
+
+    @property
+    def changed(self):
+        return next((p.changed for p in self.parts if p.changed), "")
+
+    def scores(self, examples, texts, conversational):
+        columns = [
+            part.scores(examples, texts, conversational) for part in self.parts
+        ]
+        return [self._added(scores) for scores in zip(*columns, strict=True)]
+
+    def close(self):
+        for part in self.parts:
+            part.close()
+
+    def _added(self, scores):
+        for part, score in zip(self.parts, scores, strict=True):
+            if score.failure:
+                reason = f"{part.name}: {score.reason}"
+                return Score(None, score.failure, reason)
+        values = [s.value for s in scores if s.value is not None]
+        return Score(sum(values)) if values else Score()
+
+
+def _name(function):
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def _takes_one_completion(function):
+    """Tell whether a function has the form of a reward file's."""
+    try:
+        names = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return False
+    return "completion" in names and "completions" not in names
+
+
+def _call(examples, texts, conversational):
+    """Return the arguments with which TRL would call a reward function."""
+    return {
+        "prompts": [_prompt(e, conversational) for e in examples],
+        "completions": [
+            [{"role": "assistant", "content": text}]
+            if conversational
+            else text
+            for text in texts
+        ],
+        # a token a byte: a reward may read how long a completion is
+        "completion_ids": [list(t.encode(errors="replace")) for t in texts],
+        **_columns(examples),
+    }
+
+
+def _columns(examples):
+    return {
+        name: [example.row.get(name) for example in examples]
+        for name in examples[0].row
+        if name not in _NO_COLUMNS
+    }
+
+
+def _prompt(example, conversational):
+    prompt = example.row.get("prompt")
+    if not conversational:
+        return prompt if isinstance(prompt, str) else example.question
+    if isinstance(prompt, list):
+        return [dict(message) for message in prompt]
+    return [{"role": "user", "content": example.question}]
+
+
+def _awaited(values):
+    """Wait for an asynchronous reward; a notebook has a loop of its own."""
+
+    async def wait():
+        return await values
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, wait()).result()
