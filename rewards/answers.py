@@ -6,8 +6,9 @@ before it reads, and one thing more:
 =============  ==========================================================
 ``"tagged"``   the last closed <answer> block after the reasoning
 ``"stated"``   else the last final statement: a box, ``#### 8``,
-               "the answer is 8", ``**Answer:** 8``
-``"flexible"`` else the last number in the text
+               "the answer is 8", ``**Answer:** (B)``
+``"flexible"`` else the maths ``$...$`` or the number that stands last;
+               all of the text, where it is no more than a line of maths
 =============  ==========================================================
 
 Training uses ``"tagged"``, the strictest. Evaluation may use another, to be
@@ -15,33 +16,83 @@ fair to a model that was never told of the tags, and says which one it used.
 
 No policy reads past the first end-of-turn token, and none reads inside the
 reasoning: only what follows the last reasoning tag counts, and where that tag
-is an opening one, the completion was cut off and gave no answer.
+is an opening one, the completion was cut off and gave no answer. Tags are
+read in any case and with attributes, as the meaning of ``<ANSWER id="1">`` is
+clear; only the rewards for form ask for the exact spelling.
 
 Every pattern here runs in linear time, whatever the text.
 """
 
+import functools
 import re
 
 from rewards.batch import RewardError, completion_texts
-from rewards.numbers import last_box, parse_number
+from rewards.numbers import box_statement, parse_number
 
 POLICIES = ("tagged", "stated", "flexible")
-MAX_STATEMENT_CHARS = 100  # a number with its unit fits easily
+MAX_STATEMENT_CHARS = 200  # a formula or a number with its unit fits
+MAX_LABELS = 20  # of so many, one states something, or none does
+MAX_WORDS = 3  # more than "the blue car" is prose
 
 _END_OF_TURN = re.compile(
-    r"<\|(?:im_end|eot_id|eom_id|end_of_text|endoftext|end)\|>"
-    r"|<end_of_turn>|<eos>|</s>"
+    r"<\|(?:im_end|eot_id|eot|eom_id|end_of_text|endoftext|end|return)\|>"
+    r"|<end_of_turn>|<eos>|</s>|<｜end▁of▁sentence｜>"
 )
-_REASONING_TAG = re.compile(r"<(/?)(?:reasoning|think)>")
-_ANSWER_TAG = re.compile(r"</?answer>")
-_LABEL = re.compile(r"####|\banswer[*_\s]*(?:is\b|[:=])", re.IGNORECASE)
-_LABEL_END = re.compile(r"[\s*_:]*")
-# Where the sentence ends, or goes on after a comma: "72, in total, so ..."
+_ATTRIBUTES = r"(?:\s[^<>]*)?>"
+_REASONING_TAG = re.compile(
+    rf"<(/?)(?:reasoning|think){_ATTRIBUTES}", re.IGNORECASE
+)
+_ANSWER_TAG = re.compile(rf"<(/?)answer{_ATTRIBUTES}", re.IGNORECASE)
+_LABEL = re.compile(
+    r"####|\b(?:ans(?:wer)?|(?:correct|right|best) (?:option|choice))"
+    r"(?: to [^.:=\n]{1,60}?)?(?: \([^()\n]{1,40}\))?"
+    r"[*_\s]*(?:(?:is|would be|will be|must be)\b|[:=])",
+    re.IGNORECASE,
+)
+_LABEL_END = re.compile(
+    r"(?:[\s*_:]+|(?:therefore|thus|then|hence|so|simply|just|exactly|indeed"
+    r"|clearly|approximately|about|equal to|option|choice)\b)*",
+    re.IGNORECASE,
+)
+# Where the sentence ends, or goes on: "72, in total", "72 because 3*24 = 72".
 # A comma before a digit or an "and" stays: "3, 5" is not the number 3.
 _STATEMENT_END = re.compile(
-    r"\n|[.;?](?=[\s*_]|$)|,\s+(?=[A-Za-z])(?!(?:and|or)\b)"
+    r"\n|[.;?!](?=[\s*_]|$)|,\s+(?=[A-Za-z])(?!(?:and|or)\b)"
+    r"|\s\(?(?=(?:because|since)\b)"
 )
+_BRACKETS = re.compile(r"\([^()\n]*\)|\[[^][\n]*\]|\{[^{}\n]*\}")
 _MIXED_NUMBER = re.compile(r"[-\u2212+$(]*[0-9]+ (?:[0-9]+/|\\[dtc]?frac)\S+")
+
+_MATHS_DELIMITER = re.compile(r"\\[\\()\[\]$]|\$\$?")
+_CLOSING = {"$": "$", "$$": "$$", r"\(": r"\)", r"\[": r"\]"}
+_LATEX_WORDS = re.compile(
+    r"\\(?:text[a-z]*|mbox|hbox|mathrm|operatorname|begin|end)\s*\{[^{}]*\}"
+    r"|\\[A-Za-z]+"
+)
+_WORD = re.compile(r"[A-Za-z]+'?[A-Za-z]+")
+_JOINS = frozenset({"and", "or"})
+_MATHS_WORDS = _JOINS | {"sin", "cos", "tan", "log", "mod", "max", "min"}
+_NUMERAL_OR_SIGN = re.compile(r"[0-9\\^=<>+*/∞π√]")
+_OPTION = re.compile(r"\(?[A-Za-z]\)?\.?")
+# A short statement with one of these is prose about an answer, not one.
+_PROSE = frozenset(
+    re.split(
+        r"\s+",
+        """we let us you it its this that these those which what how why when
+        where who not now then thus so hence therefore because since if as
+        is are was were be been being has have had do does did can could
+        should will would may might must to of for from with by at on in into
+        out there here above below follows following found given shown
+        computed calculated obtained obvious obviously clear clearly simple
+        simply easy easily correct incorrect right wrong valid unclear unknown
+        sure same still already also only just probably maybe perhaps step
+        steps solution number total sum value amount difference product
+        quotient result cost price answer question problem need want she he
+        they his her their my our your i'm let's wait first next finally
+        check see add subtract multiply divide consider note using use""",
+    )
+)
+_NO_GOLD = frozenset({"", "none", "null", "nan", "n/a", "<na>"})
 
 
 def first_turn(text):
@@ -86,8 +137,9 @@ def extract_answer(completion, policy="tagged"):
     r"""Return the answer that `completion` gives, as text, or None.
 
     `completion` is a string, `policy` one of POLICIES (see the head of this
-    module). Inside the tags, a box or a final statement is unwrapped. An
-    empty answer block gives "". Raises RewardError for an unknown policy.
+    module). Inside the tags, a box or a final statement is unwrapped; several
+    boxes in a row are one answer, "3, 5, 7". An empty answer block gives "".
+    Raises RewardError for an unknown policy.
 
     >>> extract_answer("<reasoning>9+9</reasoning><answer>\n18\n</answer>")
     '18'
@@ -98,12 +150,14 @@ def extract_answer(completion, policy="tagged"):
     [None, '18', '18']
     >>> extract_answer("9 + 9 makes 18.", "flexible")
     '18'
+    >>> extract_answer(r"Hence $y = \frac{1}{2}x + 3$.", "flexible")
+    'y = \\frac{1}{2}x + 3'
     >>> extract_answer("<reasoning>9 + 9 makes 18", "flexible") is None
     True
     """
     if policy not in POLICIES:
         raise RewardError(
-            f"There is no policy {policy!r} for reading an answer. Choose "
+            f"There is no policy {policy!r:.60} for reading an answer. Choose "
             f"one of {', '.join(map(repr, POLICIES))}."
         )
     text = _after_reasoning(first_turn(completion))
@@ -111,20 +165,42 @@ def extract_answer(completion, policy="tagged"):
     if tagged is not None:
         return _final_statement(tagged) or tagged.strip()
     # An <answer> that was never closed was cut off: "7" may stand for "72".
-    if policy == "tagged" or "<answer>" in text:
+    if policy == "tagged" or _ANSWER_TAG.search(text):
         return None
     stated = _final_statement(text)
     if stated or policy == "stated":
         return stated
-    return _last_number(text)
+    return _what_stands_last(text)
+
+
+def gold_answer(gold):
+    r"""Return the answer that a gold states, as text, or None.
+
+    `gold` is a number, a solution that ends with GSM8K's ``#### N``, one that
+    states its answer in a box or in words, or the bare answer: a number, a
+    formula with or without its dollar signs, a few words. A list of values is
+    one answer of several values. None means that there is no answer in it:
+    it is empty, None, "N/A" or the like, or it is prose that states nothing.
+
+    >>> gold_answer("9 + 9 = 18 clips.\n#### 18")
+    '18'
+    >>> gold_answer(r"Hence the answer is $\boxed{\frac{9}{7}}$.")
+    '\\frac{9}{7}'
+    >>> gold_answer("$x^2$"), gold_answer(" 1331 and 1728"), gold_answer("E")
+    ('x^2', '1331 and 1728', 'E')
+    >>> print(gold_answer("no number in here"), gold_answer(None))
+    None None
+    """
+    if isinstance(gold, list | tuple):
+        gold = ", ".join(map(str, gold))
+    return _gold_text(str(gold))
 
 
 def gold_number(gold):
     r"""Return the number in a gold answer as a Fraction, or None.
 
-    `gold` is a number, the text of a number, a solution that ends with
-    GSM8K's ``#### N``, or one that states its answer in a box or in words.
-    None means that the gold can't be read as one number.
+    `gold` is what `gold_answer` takes. None means that its answer can't be
+    read as one number.
 
     >>> gold_number("9 + 9 = 18 clips.\n#### 18")
     Fraction(18, 1)
@@ -135,11 +211,7 @@ def gold_number(gold):
     >>> print(gold_number("no number in here"), gold_number(None))
     None None
     """
-    text = str(gold)
-    _, marker, after = text.rpartition("####")
-    if marker:
-        return parse_number(after)
-    return parse_number(_final_statement(text) or text)
+    return parse_number(gold_answer(gold) or "")
 
 
 def is_correct(completion, gold, policy="tagged"):
@@ -177,50 +249,192 @@ def _last_closed_answer(text):
     """Return what is in the last <answer> directly followed by </answer>."""
     answer = opener = None
     for tag in _ANSWER_TAG.finditer(text):
-        if tag[0] == "<answer>":
+        if not tag[1]:
             opener = tag
         elif opener:
             answer, opener = text[opener.end() : tag.start()], None
     return answer
 
 
+# --- Final statements -------------------------------------------------------
+
+
 def _final_statement(text):
-    """Return the box or the labelled number that stands last, or None."""
-    box = last_box(text)
-    label = _last_labelled_number(text)
+    """Return the box or the labelled statement that stands last, or None."""
+    box = box_statement(text)
+    label = _last_labelled(text)
     if box and label:
         return max(box, label)[1]  # both are (position, text)
     return (box or label or (0, None))[1]
 
 
-def _last_labelled_number(text):
-    """Return (position, text) of the last label that a number follows.
+def _last_labelled(text):
+    """Return (position, text) of the last label that a statement follows.
 
-    A label without a number ("Answer: let us see", a heading "#### Step")
-    is no statement.
+    A label without one ("Answer: let us see", a heading "#### Step") states
+    nothing.
     """
-    for label in reversed(list(_LABEL.finditer(text))):
+    labels = list(_LABEL.finditer(text))[-MAX_LABELS:]
+    for label in reversed(labels):
         start = _LABEL_END.match(text, label.end()).end()
-        rest = text[start : start + MAX_STATEMENT_CHARS]
-        statement = _STATEMENT_END.split(rest, maxsplit=1)[0].strip(" *_`")
-        if parse_number(statement) is not None:
+        statement, end = _sentence(text, start)
+        if parse_number(statement) is not None or _is_maths(statement):
+            return label.start(), statement
+        same_line = "\n" not in text[label.end() : start]
+        if (
+            label[0] != "####"
+            and (same_line or not text[end:].strip(" \n*_`."))
+            and _is_short(statement)
+        ):
             return label.start(), statement
     return None
 
 
+def _sentence(text, start):
+    """Return the sentence at `start` without its marks, and where it ends.
+
+    What is in brackets or between dollar signs belongs together. A sentence
+    that is too long for a statement gives "".
+    """
+    rest = text[start : start + MAX_STATEMENT_CHARS]
+    together = [(s, e) for s, e, _ in _maths_segments(rest)]
+    together += [match.span() for match in _BRACKETS.finditer(rest)]
+    for end in _STATEMENT_END.finditer(rest):
+        if not any(s < end.start() < e - 1 for s, e in together):
+            return rest[: end.start()].strip(" *_`"), start + end.start()
+    if len(text) > start + MAX_STATEMENT_CHARS:
+        return "", start
+    return rest.strip(" *_`"), len(text)
+
+
+def _is_maths(text):
+    """Tell whether a sentence is maths, or the letter of an option."""
+    return bool(not _words(text) and _NUMERAL_OR_SIGN.search(text)) or bool(
+        _OPTION.fullmatch(text)
+    )
+
+
+def _is_short(text):
+    """Tell whether a sentence is a few words that can be an answer."""
+    words = _words(text)
+    return (
+        bool(re.search(r"\w", text))
+        and len(words) <= MAX_WORDS
+        and (
+            not _PROSE.intersection(map(str.lower, words))
+            or text.lower() in ("no solution", "no solutions")
+        )
+    )
+
+
+def _words(text):
+    """Return the plain words in a text: no LaTeX and nothing in `$...$`."""
+    for start, end, _ in reversed(_maths_segments(text)):
+        text = f"{text[:start]} $ {text[end:]}"
+    words = _WORD.findall(_LATEX_WORDS.sub(" ", text))
+    return [word for word in words if word.lower() not in _MATHS_WORDS]
+
+
+# --- Maths in a text --------------------------------------------------------
+
+
+def _maths_segments(text):
+    r"""Return (start, end, content) of each `$...$`, `\(...\)` and the like.
+
+    >>> _maths_segments(r"so $x = 5$ and \(y\), but $5, $6 or $7-$8")
+    [(3, 10, 'x = 5'), (15, 20, 'y')]
+    """
+    segments, opener = [], None
+    for mark in _MATHS_DELIMITER.finditer(text):
+        if opener and mark[0] == _CLOSING[opener[0]]:
+            content = text[opener.end() : mark.start()]
+            if mark[0] != "$" or _between_dollars(
+                content, text[mark.end() :][:2]
+            ):
+                segments.append((opener.start(), mark.end(), content.strip()))
+                opener = None
+                continue
+        if mark[0] in _CLOSING:
+            opener = mark
+    return segments
+
+
+def _between_dollars(content, after):
+    """Tell whether two dollar signs enclose maths, and are no two prices."""
+    inner = content.strip()
+    return (
+        bool(inner)
+        and "\n" not in content
+        and content[0].isspace() == content[-1].isspace()
+        and not after.strip()[:1].isdigit()
+        and inner[-1] not in "-+*/=,(<"
+        and not re.search(r"\b(?:and|or)$", inner)
+        and not re.search(r"[a-z]{4,}", _LATEX_WORDS.sub(" ", inner))
+    )
+
+
+def _bare(text):
+    """Return `text` without dollar signs that enclose all of it."""
+    text = text.strip()
+    segments = _maths_segments(text)
+    if len(segments) == 1 and segments[0][:2] == (0, len(text.rstrip("."))):
+        return segments[0][2]
+    return text
+
+
+def _what_stands_last(text):
+    """Return the maths or the number that stands last in a text, or None."""
+    line = text.strip()
+    if "\n" not in line and len(line) <= MAX_STATEMENT_CHARS:
+        line = line.strip("*_`")
+        if _is_maths(line):
+            return _bare(line)
+    position, number = _last_number(text)
+    segments = _maths_segments(text)
+    if number is not None:
+        segments = [s for s in segments if not s[2].isalpha()]
+    if segments and position < segments[-1][1]:
+        return segments[-1][2]
+    return number
+
+
 def _last_number(text):
-    """Return the last word with a digit in it, or None.
+    """Return (position, word) of the last word with a digit, or (-1, None).
 
     The whole word, so that "5x+3" does not pass for 3, but only what follows
     an equals sign, and with the integer before it when it is a mixed number.
     """
-    words = text.split()
-    while words and not re.search("[0-9]", words[-1]):
+    words = list(re.finditer(r"\S+", text))
+    while words and not re.search("[0-9]", words[-1][0]):
         words.pop()
     if not words:
-        return None
-    number = words[-1].rpartition("=")[2]
-    pair = " ".join(words[-2:]).rpartition("=")[2].strip()
+        return -1, None
+    number = words[-1][0].rpartition("=")[2]
+    pair = " ".join(word[0] for word in words[-2:]).rpartition("=")[2].strip()
     if _MIXED_NUMBER.fullmatch(pair):
         number = pair
-    return number.strip("()*_`").rstrip("()*_`.,;:!?")
+    return words[-1].start(), number.strip("()*_`").rstrip("()*_`.,;:!?")
+
+
+# --- Golds ------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=4096)  # each gold is asked for once a completion
+def _gold_text(text):
+    _, marker, after = text.rpartition("####")
+    answer = _final_statement(after if marker else text)
+    if answer is None:
+        answer = after if marker else _bare_gold(text)
+    answer = _bare(answer)
+    return None if answer.lower() in _NO_GOLD else answer
+
+
+def _bare_gold(text):
+    """Return the answer in a gold that marks none, or ""."""
+    text = text.strip()
+    if parse_number(text) is not None or len(_words(text)) <= MAX_WORDS:
+        return text if re.search(r"\w", text) else ""
+    if segments := _maths_segments(text):
+        return segments[0][2] if len(segments) == 1 else ""
+    one_line = not _STATEMENT_END.search(text.rstrip("."))
+    return text if one_line and _NUMERAL_OR_SIGN.search(text) else ""

@@ -4,13 +4,14 @@
 no float, no rounding, and nothing is ever evaluated as code. A text that is
 not one whole, unambiguous number is None rather than a guess.
 
-It takes three steps: `_plain` rewrites Unicode and LaTeX spellings as ASCII
-ones and takes the wrapping off; `_NUMBER` splits the rest into a number and a
-unit; `_value` computes the fraction, provided that `_is_unit` accepts the
-unit.
+It takes four steps: `_plain` rewrites Unicode and LaTeX spellings as ASCII
+ones and takes the wrapping off; `_right_side` leaves what follows the last
+equals sign; `_NUMBER` splits that into a number and a unit; `_value` computes
+the fraction, provided that `_is_unit` accepts the unit.
 """
 
 import re
+import unicodedata
 from fractions import Fraction
 
 MAX_ANSWER_CHARS = 1000  # no honest number is longer
@@ -42,24 +43,32 @@ _SCALES = {
     "trillion": 10**12,
 }
 
+_DIGITS = re.compile(r"-?[0-9]+")  # most answers are no more than this
+
+_INVISIBLE = "\u00ad\u061c\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff"
 _CHARACTERS = str.maketrans(
     {
+        # full-width forms, and the digits of mathematical alphabets
+        **{chr(code): chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)},
+        **{chr(0x1D7CE + i): str(i % 10) for i in range(50)},
         **dict.fromkeys("\u2212\u2010\u2011\u2012\u2013\u2014\uff0d", "-"),
         **dict.fromkeys("\u00d7\u00b7\u22c5", "*"),
-        "\u2044": "/",  # the fraction slash
-        "½": " 1/2",
-        "⅓": " 1/3",
-        "⅔": " 2/3",
-        "¼": " 1/4",
-        "¾": " 3/4",
+        **dict.fromkeys("\u2044\u2215\u00f7", "/"),
+        **{
+            half: " " + unicodedata.normalize("NFKC", half).replace("⁄", "/")
+            for half in "¼½¾⅐⅑⅒⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"
+        },
     }
 )
+_SUPERSCRIPT = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-")
+_ARGUMENT = r"\s*(?:\{{\s*({}[0-9.,]+)\s*\}}|([0-9]))"
 # In this order: a rule may count on what the rules above it have done.
 _LATEX = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
+        (rf"[{_INVISIBLE}]", ""),
         (r"\\([$%])", r"\1"),
-        (r"\\[()\[\]]|\\left\b|\\right\b", ""),
+        (r"\\[()\[\]]|\\(?:left|right|displaystyle)\b", ""),
         # a thousands separator: 1{,}000 or 1\,000 or a thin space
         (
             r"(?<=[0-9])(?:\{,\}|,?\\[,!]|[\u00a0\u2009\u202f])"
@@ -67,22 +76,33 @@ _LATEX = [
             ",",
         ),
         (r"\\[,;:! ]|\\q?quad\b|~", " "),
-        (r"\\(?:text|textbf|mathrm|mathbf|mbox)\s*\{([^{}]*)\}", r" \1 "),
+        (
+            r"\\(?:text[a-z]*|math[a-z]+|[mh]box|emph|operatorname)"
+            r"\s*\{([^{}]*)\}",
+            r" \1 ",
+        ),
         (r"\^\s*(?:\\circ\b|\{\s*\\circ\s*\})|\\degree\b", "°"),
         (r"\\(?:times|cdot)\b", "*"),
+        (r"\\div\b", "/"),
         (r"\^\s*\{\s*([-+]?[0-9]+)\s*\}", r"^\1"),
         (
-            r"\\[dtc]?frac\s*\{\s*([-+]?[0-9.,]+)\s*\}"
-            r"\s*\{\s*([0-9.,]+)\s*\}",
-            r" \1/\2",
+            r"(?<=10)[⁺⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹]+",
+            lambda power: "^" + power[0].translate(_SUPERSCRIPT),
         ),
-        (r"\\[dtc]?frac\s*([0-9])\s*([0-9])", r" \1/\2"),
+        (
+            r"\\[dtc]?frac" + _ARGUMENT.format("[-+]?") + _ARGUMENT.format(""),
+            r" \1\2/\3\4",
+        ),
     )
 ]
-# What may stand before the digits: "x = 5", "-$5", "US$ 5", "USD 5".
+# What may stand before the digits: "-$5", "US$ 5", "USD 5", "negative 5".
 _PREFIX = re.compile(
-    r"(?:[A-Za-z]? ?= ?)?([-+]?) ?"
+    r"([-+]?) ?"
     r"(?:(?:[A-Z]{2,3} ?)?[$€£¥₹]|(?:USD|EUR|GBP|Rs\.?)(?= ?[0-9]))? ?"
+)
+_MINUS = re.compile(r"^(?:minus|negative) (?=[0-9$])", re.IGNORECASE)
+_ASIDE = re.compile(  # "18 (dollars)", but not "18 (thousand)"
+    r" \((?![^()]*(?:hundred|thousand|illion))[A-Za-z][A-Za-z ,.'-]{2,}\)$"
 )
 
 _LETTER = r"[A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u024f]"
@@ -91,12 +111,41 @@ _UNIT_WORD = re.compile(
     rf"{_LETTER}+(?:[.'’-]{_LETTER}+)*\.?(?:\^?[23]|[²³])?"
 )
 _UNIT_LETTERS = frozenset("cfghlmsvw")  # "5 m" is five metres, "5x" is not 5
+# What may follow the digits without a space, besides words of four letters
+# and more: "5km" is five kilometres, but "2ab" is a product.
+_SHORT_UNIT = (
+    "[mcdknuµ]?m|[mkµ]?g|[mcd]?l|ft|yd|mi|in|sq|lbs?|oz|st|ton|pt|qt|gal|"
+    "[mnµ]?s|sec|min|hrs?|am|pm|days?|yrs?|wk|mo|mph|kph|kmh|rpm|bpm|fps|"
+    "usd|eur|gbp|cad|aud|inr|jpy|cts|[kmgt]b|[kmg]?hz|[km]?w|k?wh|k?pa|atm|"
+    "psi|[km]?ev|k?j|k?cal|mol|deg|rad|pcs?|pts|ppm|bps|px|nd|rd|th"
+)
+_IS_SHORT_UNIT = re.compile(_SHORT_UNIT)
 _NOT_A_UNIT = re.compile(  # words that change the number before them
     "zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|"
     "(?:thir|four|fif|six|seven|eigh|nine)teen|"
     "(?:twen|thir|for|fif|six|seven|eigh|nine)ty|"
     "hundred|thousand|[mbt]r?illion|half|halves|thirds?|quarter|"
-    "plus|minus|or|not|squared|cubed|factorial|pi"
+    "plus|minus|or|not|over|divided|squared|cubed|factorial|choose|mod|pi|"
+    "sin|cos|tan|cot|sec|csc|log|ln|exp|sqrt"
+)
+# What may stand before an equals sign: a name, such as "x", "x_1", "f(2)",
+# "AB" or "\theta", or a calculation with numbers and words.
+_NAME = re.compile(
+    r"(?:\\angle ?|\\triangle ?)?"
+    r"(?:\\?[A-Za-z](?:_[A-Za-z0-9{}]{1,6}|'|\([^()=]{1,20}\))?"
+    r"|\\[a-z]+|[A-Z]{2,4})"
+)
+_TERM = re.compile(
+    r"[0-9]+(?:[.,][0-9]+)*%?|\.[0-9]+|[-+*/^!()\[\]{}$€£¥₹ ]"
+    r"|(?<![0-9A-Za-z])x(?= ?[0-9$(])"
+    r"|\\(?:[dtc]?frac|sqrt)(?![a-z])"
+    r"|(?<![0-9A-Za-z\\])[A-Za-z'’-]{3,}:?"
+    rf"|(?<=[0-9]) ?(?:{_SHORT_UNIT})(?![A-Za-z])"
+    r"|(?<![0-9A-Za-z\\])(?:of|in|to|at|by|an?)(?![A-Za-z])"
+)
+_BETWEEN_BOXES = re.compile(
+    r"(?:[\s,;$&]|\\[,;:()\[\] ]|\\q?quad|and\b|or\b"
+    r"|\\text\s?\{[\s,]*(?:and|or)[\s,]*\})*"
 )
 _BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{|\\?[{}]")
 
@@ -107,9 +156,11 @@ def parse_number(text):
     Understood: a sign (the Unicode minus too), thousands groups, decimals,
     fractions, mixed numbers, scientific notation with an exponent of up to
     three digits, currency, percent (the sign is a unit: GSM8K stores 50 for
-    50%), units in words, a box and LaTeX around it all. Not understood, hence
-    None: anything else, two numbers, wrong thousands groups, a zero
-    denominator, more than MAX_ANSWER_CHARS characters.
+    50%), units in words, the end of a calculation ("9 + 9 = 18"), full-width
+    and invisible characters, a box and LaTeX around it all. Not understood,
+    hence None: anything else, two numbers, wrong thousands groups, a zero
+    denominator, a product of variables, more than MAX_ANSWER_CHARS
+    characters.
 
     >>> parse_number("-1,234.50")
     Fraction(-2469, 2)
@@ -119,74 +170,144 @@ def parse_number(text):
     True
     >>> parse_number("1.2e3") == parse_number(r"1.2 \times 10^{3}") == 1200
     True
-    >>> [parse_number(text) for text in ("12,34", "3 or 4", "1/0", "5x", "")]
+    >>> parse_number("x = 18") == parse_number("2 * 9 = 18 eggs") == 18
+    True
+    >>> [parse_number(text) for text in ("12,34", "3 or 4", "1/0", "2ab", "")]
     [None, None, None, None, None]
     """
     text = text.strip()
     if len(text) > MAX_ANSWER_CHARS:
         return None
-    number = _NUMBER.fullmatch(_plain(_unboxed(text)))
-    if number is None or not _is_unit(number["unit"]):
+    if _DIGITS.fullmatch(text):
+        return Fraction(int(text))
+    *left, right = _plain(_unboxed(text)).split("=")
+    value = _quantity(right)
+    if value is None or not all(_leads_to(value, side) for side in left):
         return None
-    return _value(number)
+    return value
+
+
+def boxes(text):
+    r"""Return (start, end, content) of each well-formed box, in order.
+
+    A box is \boxed{...} or \fbox{...} with balanced braces. Of nested boxes
+    only the outermost counts. Takes one pass over the text.
+
+    >>> boxes(r"\boxed{1}, then \boxed{\frac{1}{2}} in a \boxed form")
+    [(0, 9, '1'), (16, 35, '\\frac{1}{2}')]
+    """
+    open_braces = []  # for each open brace: where a box begins, or None
+    found = []
+    for brace in _BRACE.finditer(text):
+        if brace[0] == "}" and open_braces:
+            opener = open_braces.pop()
+            if opener:
+                while found and found[-1][0] > opener.start():
+                    found.pop()  # it stands in this one
+                content = text[opener.end() : brace.start()]
+                found.append((opener.start(), brace.end(), content))
+        elif brace[0] == "{":
+            open_braces.append(None)
+        elif brace[0][:2] in (r"\b", r"\f"):
+            open_braces.append(brace)
+    return found
 
 
 def last_box(text):
     r"""Return (start, content) of the last well-formed box, or None.
 
-    A box is \boxed{...} or \fbox{...} with balanced braces. Of nested boxes
-    the outermost counts. Takes one pass over the text.
-
     >>> last_box(r"first \boxed{1}, then \boxed{\frac{1}{2}} in a \boxed form")
     (22, '\\frac{1}{2}')
     """
-    open_braces = []  # for each open brace: where a box begins, or None
-    last = None
-    for brace in _BRACE.finditer(text):
-        if brace[0] == "}" and open_braces:
-            opener = open_braces.pop()
-            if opener:
-                last = opener, brace
-        elif brace[0] == "{":
-            open_braces.append(None)
-        elif brace[0][:2] in (r"\b", r"\f"):
-            open_braces.append(brace)
-    if last is None:
+    found = boxes(text)
+    return found and (found[-1][0], found[-1][2]) or None
+
+
+def box_statement(text):
+    r"""Return (start, content) of what the last boxes say, or None.
+
+    Boxes with nothing but a comma, "and" or "or" between them are one
+    statement of several values; with words between them, the last replaces
+    those before it. A value that is repeated counts once.
+
+    >>> box_statement(r"So \boxed{3}, \boxed{5} and $\boxed{7}$.")
+    (3, '3, 5, 7')
+    >>> box_statement(r"First \boxed{12}. Wait, that is \boxed{10}.")
+    (32, '10')
+    """
+    found = boxes(text)
+    if not found:
         return None
-    opener, closer = last
-    return opener.start(), text[opener.end() : closer.start()]
+    start, _, content = found.pop()
+    contents = [content.strip()]
+    while found and _BETWEEN_BOXES.fullmatch(text, found[-1][1], start):
+        start, _, content = found.pop()
+        contents.append(content.strip())
+    return start, ", ".join(dict.fromkeys(reversed(contents)))
 
 
 def _unboxed(text):
-    while box := last_box(text):
+    while box := box_statement(text):
         text = box[1]
     return text
 
 
 def _plain(text):
     """Return `text` in ASCII spelling, without wrapping around the number."""
+    text = text.translate(_CHARACTERS)
     for pattern, replacement in _LATEX:
         text = pattern.sub(replacement, text)
-    text = " ".join(text.translate(_CHARACTERS).split())
+    return " ".join(text.split())
+
+
+def _quantity(text):
+    """Return the number in a plain text of a number and its unit, or None."""
     text = text.lstrip(" *_`\"'$").rstrip(" *_`\"'$.,;:")
-    return _PREFIX.sub(r"\1", text, count=1)
+    text = _PREFIX.sub(r"\1", _MINUS.sub("-", text), count=1)
+    number = _NUMBER.fullmatch(_ASIDE.sub("", text))
+    if number is None or not _is_unit(number["unit"]):
+        return None
+    return _value(number)
+
+
+def _leads_to(value, side):
+    """Tell whether `side` may stand before an equals sign and `value`.
+
+    "2x = 18" says what 2x is, not what x is, and "17 = 18" says two things.
+    """
+    side = side.strip(" *_:")
+    if _NAME.fullmatch(side):
+        return True
+    quantity = _quantity(side)
+    return quantity == value or (
+        quantity is None and not _TERM.sub("", side).strip()
+    )
 
 
 def _is_unit(text):
     """Tell whether `text` leaves the number before it as it is."""
+    glued = text[:1].isalpha()
     text = _UNIT_MARK.sub("", text, count=1)
     if not text:
         return True
-    words = re.split(r"[ /]+", text.lower())
+    words = re.split(r"[ /]+", text)
     if len(words) > MAX_UNIT_WORDS:
         return False
-    if len(words[0]) == 1 and words[0] not in _UNIT_LETTERS:
+    first = words[0].lower().rstrip("^23²³.")
+    if len(first) == 1 and first not in _UNIT_LETTERS:
+        return first == "a" and not glued and len(words) > 1  # "18 a day"
+    if glued and 1 < len(first) < 4 and not _IS_SHORT_UNIT.fullmatch(first):
         return False
     return all(map(_is_unit_word, words))
 
 
 def _is_unit_word(word):
-    return _UNIT_WORD.fullmatch(word) and not _NOT_A_UNIT.fullmatch(word)
+    return (
+        _UNIT_WORD.fullmatch(word)
+        and not _NOT_A_UNIT.fullmatch(word.lower())
+        # "5 times x" is not 5, but "18 a day" and "5 of type B" are fine
+        and not (len(word) == 1 and word in "bdeijknopqrtuxyz")
+    )
 
 
 def _value(number):
