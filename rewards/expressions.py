@@ -44,6 +44,7 @@ DIGITS = 50  # that every value is computed to
 AGREEING = 40  # digits in which equal values agree
 LONG_DECIMAL = 12  # significant digits that only a computer writes
 MAX_DIGITS = 100_000  # of a value that is computed
+EXACT_DIGITS = 500  # of one that is computed exactly, so that 0 is 0
 POINTS = 4  # where two expressions with variables are compared
 
 
@@ -458,7 +459,10 @@ def _value_at(expression, point):
         symbol: sympy.Rational(point[symbol.name])
         for symbol in expression.free_symbols
     }
-    value = expression.subs(put_in).evalf(DIGITS)
+    if _digits_at_most(expression) < EXACT_DIGITS:
+        value = expression.subs(put_in).evalf(DIGITS)
+    else:
+        value = expression.evalf(DIGITS, subs=put_in)
     parts = value.as_real_imag()
     if not all(part.is_Float or part.is_Rational for part in parts):
         return None

@@ -1,0 +1,168 @@
+"""What became of each completion: counted, logged, and stopped in time.
+
+A reward of 0 says that an answer was wrong. It must not also say that the
+answer could not be read, that the comparison was given up, or that the gold
+is broken: such a run looks like one that learns nothing, and goes on for
+hours. So every grader says what became of each completion, by an `Outcome`;
+`report` hands the counts to the trainer, and `watch` ends a run in which too
+much fails.
+"""
+
+import functools
+from collections import deque
+from enum import StrEnum
+
+from rewards.batch import RewardError
+
+
+class Outcome(StrEnum):
+    """What became of one completion.
+
+    >>> Outcome.RIGHT.pay(2.0), Outcome.UNREADABLE.pay(2.0)
+    (2.0, 0.0)
+    >>> print(Outcome.NO_GOLD.pay(2.0))
+    None
+    """
+
+    RIGHT = "right"
+    WRONG = "wrong"
+    NO_ANSWER = "no_answer"
+    """The completion gives no answer where the policy looks for one."""
+    UNREADABLE = "unreadable"
+    """It gives one that can't be parsed."""
+    TIMEOUT = "timeout"
+    """The comparison was killed at its deadline or its memory limit."""
+    NO_GOLD = "no_gold"
+    """The gold can't be read, so that nobody knows what is right."""
+
+    def pay(self, right: float) -> float | None:
+        """Return `right` for the right answer, None without a gold, else 0.0.
+
+        TRL leaves None out of the sum of the rewards.
+        """
+        if self is Outcome.NO_GOLD:
+            return None
+        return right if self is Outcome.RIGHT else 0.0
+
+
+FAILURES = (Outcome.UNREADABLE, Outcome.TIMEOUT, Outcome.NO_GOLD)
+"""The outcomes that say something about the grading, not about the policy.
+
+An answer that is missing is none of them: a policy that has not learned the
+form yet gives none.
+"""
+
+
+def report(
+    name, outcomes, answers=None, *, log_metric=None, log_extra=None, **kwargs
+) -> None:
+    """Hand the outcomes of one batch to the trainer's log.
+
+    `name` is the reward's, `outcomes` has one Outcome for each completion
+    and `answers` the text that was read as its answer, if any. `log_metric`
+    and `log_extra` are what TRL passes to a reward function; without them
+    nothing happens. The metrics are shares of the batch, from 0 to 1:
+    ``name/failed`` and, for each outcome but right and wrong, ``name/...``.
+    The columns ``name/outcome`` and ``name/answer`` go to the table of
+    completions.
+
+    >>> report("accuracy", [Outcome.RIGHT, Outcome.TIMEOUT],
+    ...        log_metric=lambda name, share: print(name, share))
+    accuracy/failed 0.5
+    accuracy/no_answer 0.0
+    accuracy/unreadable 0.0
+    accuracy/timeout 0.5
+    accuracy/no_gold 0.0
+    """
+    if log_metric is not None and outcomes:
+        failed = sum(outcome in FAILURES for outcome in outcomes)
+        log_metric(f"{name}/failed", failed / len(outcomes))
+        for outcome in (Outcome.NO_ANSWER, *FAILURES):
+            share = outcomes.count(outcome) / len(outcomes)
+            log_metric(f"{name}/{outcome}", share)
+    if log_extra is not None:
+        log_extra(f"{name}/outcome", [str(outcome) for outcome in outcomes])
+        if answers is not None:
+            log_extra(f"{name}/answer", [answer or "" for answer in answers])
+
+
+def watch(reward, *, max_failed_share: float = 0.5, window: int = 200):
+    """Return `reward`, made to end a run in which too much fails.
+
+    Over the last `window` completions or more, at most `max_failed_share`
+    of them (0 to 1; 1 never ends a run) may have an outcome of FAILURES. It
+    goes by what the reward reports as ``.../failed`` through `log_metric`,
+    so a reward that reports nothing is let through as it is. The result has
+    the name of `reward` and is called as it is.
+
+    Raises RewardError, from within training, when the share is exceeded;
+    and at once for a share that is not between 0 and 1.
+
+    >>> from rewards import correctness_reward
+    >>> watched = watch(correctness_reward, window=2)
+    >>> watched.__name__, watched(["<answer>5</answer>"], answer=["#### 5"])
+    ('correctness_reward', [2.0])
+    >>> watched(["<answer>5 or so?</answer>"] * 4, answer=["#### 5"] * 4)
+    Traceback (most recent call last):
+    rewards.batch.RewardError: Of the last 5 completions, 80 % could not be \
+graded by correctness_reward, ...
+    """
+    if not 0 <= max_failed_share <= 1:
+        raise RewardError(
+            f"The largest share of failures is {max_failed_share}, and a "
+            "share lies between 0 and 1. Type one, such as 0.5; 1 never "
+            "ends a run."
+        )
+    return functools.update_wrapper(
+        _Watched(reward, max_failed_share, window), reward
+    )
+
+
+class _Watched:
+    """A reward function that counts its failures; it can be pickled."""
+
+    def __init__(self, reward, max_failed_share, window):
+        self.reward = reward
+        self.max_failed_share = max_failed_share
+        self.window = window
+        self.batches = deque()  # (completions, how many of them failed)
+
+    def __call__(self, completions, *, log_metric=None, **columns):
+        shares = {}
+
+        def note(name, share):
+            shares[name] = share
+            if log_metric is not None:
+                log_metric(name, share)
+
+        scores = self.reward(completions, log_metric=note, **columns)
+        failed = [v for name, v in shares.items() if name.endswith("/failed")]
+        if failed:
+            self._count(len(completions), max(failed), shares)
+        return scores
+
+    def _count(self, size, share, shares):
+        self.batches.append((size, share * size))
+        while self._seen() - self.batches[0][0] >= self.window:
+            self.batches.popleft()
+        failed = sum(count for _, count in self.batches) / self._seen()
+        if self._seen() < self.window or failed <= self.max_failed_share:
+            return
+        kinds = ", ".join(
+            f"{name.rpartition('/')[2]} {value:.0%}"
+            for name, value in shares.items()
+            if value and name.rpartition("/")[2] in FAILURES
+        )
+        raise RewardError(
+            f"Of the last {self._seen()} completions, {failed * 100:.0f} % "
+            f"could not be graded by {self.reward.__name__}, so this run "
+            "would learn from noise. In the last batch: "
+            f"{kinds or 'none'}. Look at the column "
+            f"'{self.reward.__name__}/answer' of the completions: unreadable "
+            "answers call for another prompt or another reward, no_gold for "
+            "other golds. To go on all the same, raise the share that is "
+            f"allowed to fail, {self.max_failed_share:g} now."
+        )
+
+    def _seen(self) -> int:
+        return sum(size for size, _ in self.batches)
