@@ -226,10 +226,13 @@ def told(error, path=None):
     >>> told(ValueError("bad"))
     'ValueError: bad'
     """
+    try:
+        text = " ".join(str(error).split())
+    except Exception:  # a str() of the error's own
+        text = "(its text can't be read)"
+    said = f"{type(error).__name__}: {text}" if text else type(error).__name__
     if isinstance(error, SystemExit):
         said = "a call of sys.exit"
-    else:
-        said = traceback.format_exception_only(error)[-1].strip()
     lines = [
         line
         for frame, line in traceback.walk_tb(error.__traceback__)
