@@ -4,6 +4,7 @@ import doctest
 import inspect
 import json
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -32,7 +33,9 @@ from rewards import (
 from rewards.five_part import reward_set
 from rewards.options import options_of, with_options
 
-CALM = settings(deadline=None, derandomize=True, database=None)
+CALM = settings(
+    deadline=None, derandomize=True, database=None, max_examples=300
+)
 
 with open(
     Path(__file__).parent / "data" / "reward_cases.jsonl", encoding="utf-8"
@@ -60,12 +63,12 @@ FORMS = [
 ]
 
 
-def parts(text, gold):
-    return [part([text], answer=[gold])[0] for part in FIVE_PART]
+def parts(text, gold, reward_set=FIVE_PART):
+    return [part([text], answer=[gold])[0] for part in reward_set]
 
 
-def total(text, gold):
-    return sum(parts(text, gold))
+def total(text, gold, reward_set=FIVE_PART):
+    return sum(parts(text, gold, reward_set))
 
 
 def fill(form, answer, reasoning="x"):
@@ -284,53 +287,141 @@ def test_weights_by_which_form_rivals_being_right_are_refused(weights):
 
 PIECES = [
     *("<reasoning>", "</reasoning>", "<think>", "</think>"),
-    *("<answer>", "</answer>", "<|im_end|>", r"\boxed{", "}", "####"),
-    *("7", "18", "1/2", " ", "\n", "the answer is ", "x" * 300),
+    *("<reasoning>\n", "\n</reasoning>\n", "\n<answer>\n", "\n</answer>"),
+    *("<answer>", "</answer>", "<ANSWER>", "</Answer >", "<answer x=1>"),
+    *("<THINK>", "</reasoning >", "<answer/>", "< answer>", "<"),
+    *("<|im_end|>", "</s>", r"\boxed{", r"\boxed{7}", "}", "####", "#### 7"),
+    *("7", "18", "-1", "1/2", "1,000", "$", "%", "=", "9 + 9 = 18", "None"),
+    *(" ", "\n", "\r\n", "\t", "\u200b", "\u2212", "\uff11", "\x00", "\x85"),
+    *("the answer is ", "Answer: 7.", "Sure!", "x" * 300),
 ]
-ANY_TEXT = st.text() | st.lists(
+JUNK = st.text() | st.lists(
     st.sampled_from(PIECES) | st.text(max_size=5), max_size=12
 ).map("".join)
+# Well-formed completions with junk where it hurts most.
+ANY_TEXT = JUNK | st.builds(
+    "{0}<{3}>{1}</{3}>{0}<answer>{2}</answer>{0}".format,
+    st.sampled_from(["", "\n", " ", "Sure!"]),
+    JUNK,
+    JUNK,
+    st.sampled_from(["reasoning", "think"]),
+)
 GOLDS = st.integers().map(str) | st.fractions().map(str)
 PLAIN_TEXT = st.text(st.characters(exclude_characters="<"))
 
+# The set as it is, and where the template has written the opening tag: what
+# follows it may be any of the forms without its own.
+SETS = {
+    prefilled: reward_set(prefilled=prefilled)
+    for prefilled in ("", "<think>\n", "<reasoning>")
+}
+
+
+def without_opening(form, prefilled):
+    newline = "\n?" if prefilled.endswith("\n") else ""
+    return re.sub(f"<(?:reasoning|think)>{newline}", "", form, count=1)
+
+
+SET_AND_FORM = st.sampled_from(
+    [
+        (parts, without_opening(form, prefilled) if prefilled else form)
+        for prefilled, parts in SETS.items()
+        for form in FORMS
+        # no answer follows a reasoning that never closes
+        if not prefilled or "</" in form.partition("<answer>")[0]
+    ]
+)
+
 
 @CALM
-@given(ANY_TEXT, GOLDS)
-def test_every_part_stays_in_its_range(text, gold):
-    for part in FIVE_PART:
-        least, most = RANGES[part]
+@given(ANY_TEXT, GOLDS, st.sampled_from(list(SETS.values())))
+def test_every_part_stays_in_its_range(text, gold, parts):
+    for part, (least, most) in zip(parts, RANGES.values(), strict=True):
         assert least <= part([text], answer=[gold])[0] <= most
 
 
 @CALM
-@given(GOLDS, st.sampled_from(FORMS), st.sampled_from(FORMS), ANY_TEXT)
-@example("1/2", FORMS[6], PERFECT, "")
-def test_a_right_answer_beats_every_wrong_one(gold, form, other, text):
-    right = total(fill(form, gold), gold)
+@given(GOLDS, SET_AND_FORM, st.sampled_from(FORMS), ANY_TEXT)
+@example("1/2", (FIVE_PART, FORMS[6]), PERFECT, "")
+def test_a_right_answer_beats_every_wrong_one(gold, in_form, other, text):
+    parts, form = in_form
+    right = total(fill(form, gold), gold, parts)
     for wrong in (
         fill(form, f"-1{gold.lstrip('-')}"),  # in the same form
+        fill(form, gold + " or 10000000"),
         fill(other, 10**50),  # an integer, in any form
         fill(other, ""),
         gold,  # no tags
+        f"#### {gold}",
         text,
     ):
+        if not parts[0]([wrong], answer=[gold])[0]:
+            assert right > total(wrong, gold, parts)
+
+
+@CALM
+@given(ANY_TEXT, GOLDS, st.sampled_from(list(SETS.values())))
+@example(fill(PERFECT, 17), "18", FIVE_PART)
+@example(fill(PERFECT, 17), "1/2", FIVE_PART)
+@example("\n</think>\n<answer>\n17\n</answer>", "18", SETS["<think>\n"])
+def test_form_alone_never_reaches_what_a_right_answer_gets(text, gold, parts):
+    # The least that any right answer gets: no form at all, but an integer is
+    # an integer.
+    least = 2.0 + 0.5 * ("/" not in gold)
+    correct, integer, *form = [
+        part([text], answer=[gold])[0] for part in parts
+    ]
+    assert sum(form) <= 1.5 < least
+    if correct:
+        assert correct + integer == least
+    else:
+        assert integer + sum(form) < least
+
+
+@CALM
+@given(
+    st.lists(st.integers(0, 32).map(lambda n: n / 8), min_size=5, max_size=5),
+    GOLDS,
+    st.sampled_from(FORMS),
+    ANY_TEXT,
+)
+def test_no_weights_that_are_accepted_break_the_set(weights, gold, form, text):
+    try:
+        parts = reward_set(weights)
+    except RewardError:
+        right, _, *rest = weights
+        assert sum(rest) * 0.5 >= right * 2.0
+        return
+    right = total(fill(form, gold), gold, parts)
+    for wrong in (text, fill(PERFECT, 10**50), fill(PERFECT, "")):
         if not is_correct(wrong, gold):
-            assert right > total(wrong, gold)
+            assert right > total(wrong, gold, parts)
+    for part, weight, (least, most) in zip(
+        parts, weights, RANGES.values(), strict=True
+    ):
+        assert weight * least <= part([text], answer=[gold])[0]
+        assert part([text], answer=[gold])[0] <= weight * most
 
 
 @CALM
-@given(st.sampled_from(FORMS), PLAIN_TEXT, PLAIN_TEXT)
-def test_longer_reasoning_never_lowers_the_reward(form, reasoning, more):
-    short = total(fill(form, 18, reasoning), "18")
-    assert total(fill(form, 18, reasoning + more), "18") >= short
+@given(SET_AND_FORM, PLAIN_TEXT, PLAIN_TEXT)
+def test_longer_reasoning_never_lowers_the_reward(in_form, reasoning, more):
+    parts, form = in_form
+    short = total(fill(form, 18, reasoning), "18", parts)
+    assert total(fill(form, 18, reasoning + more), "18", parts) >= short
+    assert total(fill(form, 18, reasoning * 50), "18", parts) >= short
 
 
 @CALM
-@given(PLAIN_TEXT)
-def test_form_is_blind_to_what_is_in_the_blocks(text):
-    completion = fill(PERFECT, "18", text)
+@given(PLAIN_TEXT, st.sampled_from(["reasoning", "think"]))
+def test_form_is_blind_to_what_is_in_the_blocks(text, tag):
+    completion = fill(PERFECT, "18", text).replace("reasoning>", f"{tag}>")
     assert extract_answer(completion) == "18"
     assert total(completion, "18") == MAX_REWARD
+    for prefilled in (f"<{tag}>", f"<{tag}>\n"):
+        cut = completion.removeprefix(prefilled)
+        parts = reward_set(prefilled=prefilled)
+        assert total(cut, "18", parts) == MAX_REWARD
 
 
 # --- the contract with the trainer ---------------------------------------
