@@ -561,20 +561,34 @@ def golds():
 
 
 def spellings(n):
+    """Return the integer n in all the forms that a policy may write."""
     sign, size = ("-", -n) if n < 0 else ("", n)
+    mantissa = f"{n}"[: len(sign) + 1] + "." + (f"{size}"[1:] or "0")
+    exponent = len(f"{size}") - 1
     return [
-        *(
-            f"{n}",
-            f"{n:,}",
-            f"{n}.0",
-            f"{n:,}.00",
-            f"+{n}" if n > 0 else f"{n}",
-        ),
-        *(f"{sign}${size}", f"${n}", f"{n} dollars", f"{n}%", f"{n}e0"),
-        *(f"\n{n}.\n", f"**{n}**", f"{2 * n}/2", rf"\frac{{{2 * n}}}{{2}}"),
-        *(rf"\boxed{{{n}}}", rf"\fbox{{{n}}}", f"${n}$", rf"\({n}\)"),
-        *(f"{n}".replace("-", "\u2212"), rf"{n}\text{{ clips}}"),
+        *(f"{n}", f"{n}.0", f"{n:,}", f"{n:,}.00", f"{n}.", f"0{n}"[n < 0 :]),
+        *(f"{sign}${size}", f"${n}", f"{sign}${size:,}.00", rf"\${n}"),
+        *(f"{n} dollars", f"{n}%", rf"{n}\%", f"{n}kg", f"{n} km/h"),
+        *(rf"{n}\text{{ clips}}", f"{n} of the eggs"),
+        *(f"{n}e0", f"{mantissa}e{exponent}", f"{mantissa}E+{exponent}"),
+        rf"{mantissa} \times 10^{{{exponent}}}",
+        f"{mantissa} × 10^{exponent}",
+        *(f"{2 * n}/2", f"{n}/1", rf"\frac{{{2 * n}}}{{2}}"),
+        *(f"= {n}", f"x = {n}", f"{n - 1} + 1 = {n}", f"Total = {n} eggs"),
+        *(f"\n{n}\n", f"**{n}**", f"`{n}`", f"${n}$", rf"\({n}\)"),
+        *(rf"\boxed{{{n}}}", rf"\fbox{{{n}}}", rf"$\boxed{{\text{{{n}}}}}$"),
+        f"{n}".replace("-", "\u2212"),
+        f"\u200b{n}\ufeff",
+        f"{n}".translate({48 + i: 0xFF10 + i for i in range(10)}),
     ]
+
+
+STATEMENTS = [
+    "#### {}",
+    r"\boxed{{{}}}",
+    "**Answer:** {}",
+    "The answer is {}.",
+]
 
 
 def test_every_gold_is_right_in_every_spelling(golds):
@@ -584,12 +598,45 @@ def test_every_gold_is_right_in_every_spelling(golds):
             assert parse_number(text) == number, (gold, text)
         assert is_correct(f"<answer>{number}</answer>", gold)
         assert is_correct(gold, gold, "stated")
+        for statement in STATEMENTS:
+            assert is_correct(statement.format(number), gold, "stated")
 
 
-@pytest.mark.parametrize("wrong", ["-987654321", "", "1/3", "None", "####"])
-def test_a_constant_wrong_answer_is_wrong_everywhere(golds, wrong):
-    for policy in POLICIES:
-        assert not any(
-            is_correct(f"<answer>{wrong}</answer>", gold, policy)
-            for gold in golds
-        )
+@CALM
+@given(st.integers(-(10**15), 10**15), st.sampled_from(POLICIES))
+def test_any_integer_is_right_against_itself_alone(number, policy):
+    for text in spellings(number):
+        block = f"<answer>{text}</answer>"
+        for gold in (number, f"#### {number:,}", f"${number}$"):
+            assert is_correct(block, gold, policy), (text, gold)
+        assert not is_correct(block, number + 1, policy), text
+
+
+def wrongs(gold):
+    """Return answers that are wrong whatever the question was."""
+    number = int(gold_number(gold))
+    zero = ["0"] if number else []
+    return [
+        *(f"{number + 1}", f"{number}1", f"{number}.5", f"1{number:,}"),
+        *(f"-{number}" if number > 0 else "1", f"{number}/3 + 1", *zero),
+        *(f"{number} or {number + 1}", f"{number}, {number + 1}"),
+        *("", " ", "None", "nan", "inf", "null", "N/A", "####", "-987654321"),
+        *("True", "answer", "<answer>", "{answer}", "your answer here", "$"),
+    ]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_constant_wrong_answer_is_wrong_everywhere(golds, policy):
+    for gold in golds:
+        for wrong in wrongs(gold):
+            text = f"<answer>{wrong}</answer>"
+            assert is_correct(text, gold, policy) is False, (wrong, gold)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_wrong_statement_is_wrong_everywhere(golds, policy):
+    for gold in golds[::10]:
+        for wrong in wrongs(gold):
+            for statement in STATEMENTS:
+                text = statement.format(wrong)
+                assert not is_correct(text, gold, policy), (text, gold)
