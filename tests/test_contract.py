@@ -212,6 +212,8 @@ def test_what_counts_as_a_number_and_what_is_none(tmp_path):
     none = scores[len(VALUES) :]
     assert [s.failure for s in none] == list(NO_VALUES.values())
     assert all(s.value is None and s.reason for s in none)
+    ended = none[list(NO_VALUES).index("sys.exit(0)")]
+    assert ended.reason == "line 16: a call of sys.exit"
 
 
 HOSTILE = {
@@ -331,7 +333,7 @@ def test_a_change_of_the_file_does_not_change_a_run(tmp_path):
         assert give(reward, "a") == [5.0]
 
 
-def test_a_helper_beside_the_file_and_dataclasses_work(tmp_path):
+def test_a_helper_beside_the_file_and_dataclasses_work(tmp_path, monkeypatch):
     write(tmp_path, "PAY = 0.25", "my_helper.py")
     path = write(
         tmp_path,
@@ -351,6 +353,7 @@ def test_a_helper_beside_the_file_and_dataclasses_work(tmp_path):
             raise SystemExit("run as a script")
         """,
     )
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
     with loaded(path) as reward:
         assert give(reward, "a") == [0.25]
     assert not (tmp_path / "__pycache__").exists()
@@ -651,14 +654,15 @@ def test_a_slow_reward_is_stopped_when_the_time_is_up(monkeypatch):
     monkeypatch.setattr(rewards.trial, "time", clock)
 
     def slow(completions, answer, **kwargs):
-        now[0] += 0.2 * len(completions)
+        now[0] += 0.8 * len(completions)
         return right_ones(completions, answer)
 
     verdicts = check_reward(slow, ROWS * 4)
     assert failed(verdicts) == {"fast enough"}, str(verdicts)
-    assert "200 ms each, 800.00 s for 4,000" in verdicts["fast enough"].seen
+    assert "800 ms each, 3,200.00 s for 4,000" in verdicts["fast enough"].seen
     assert "stopped after 60 s" in verdicts["runs"].seen
-    assert 60 <= now[0] < 70
+    assert verdicts["pays for right"].passed
+    assert 60 <= now[0] < 80
 
 
 def test_the_planned_rollouts_decide_what_is_fast(tmp_path):
@@ -800,9 +804,16 @@ def test_rows_with_conversational_prompts_get_message_lists():
     def plain_only(completions, answer, **kwargs):
         return right_ones([c.strip() + "\n" for c in completions], answer)
 
+    def prompted(prompts, completions, answer, **kwargs):
+        for prompt, completion in zip(prompts, completions, strict=True):
+            assert type(prompt) is type(completion)
+        return right_ones(completions, answer)
+
     verdicts = check_reward(plain_only, rows)
     assert {"runs", "pays for right"} <= failed(verdicts)
     assert check_reward(list(FIVE_PART), rows).passed
+    assert check_reward(prompted, rows).passed
+    assert check_reward(prompted, ROWS)["plain as messages"].passed
 
 
 def test_messages_and_texts_that_are_scored_differently_are_found():
@@ -839,14 +850,15 @@ def test_a_function_that_changes_its_arguments_is_found():
     def pops(completions, answer, **kwargs):
         scores = right_ones(completions, answer)
         completions.clear()
+        kwargs["tags"][0].clear()
         return scores
 
-    rows = [dict(row) for row in ROWS]
+    rows = [row | {"tags": ["easy"]} for row in ROWS]
     assert failed(check_reward(pops, rows)) == {"changes no argument"}
     assert failed(check_reward([pops, *FIVE_PART], rows)) == {
         "changes no argument"
     }
-    assert rows == ROWS
+    assert rows == [row | {"tags": ["easy"]} for row in ROWS]
 
 
 @pytest.mark.parametrize(
@@ -893,6 +905,14 @@ def test_a_file_and_functions_are_judged_as_a_sum(tmp_path):
         check_reward([], ROWS)
     with pytest.raises(RewardError, match="list of"):
         check_reward(3, ROWS)
+
+
+def test_a_sum_of_nothing_but_none_is_no_score():
+    def right_or_none(completions, answer, **kwargs):
+        return [s or None for s in right_ones(completions, answer)]
+
+    verdicts = check_reward([right_or_none, right_or_none], ROWS)
+    assert "2 for a right answer, no score" in verdicts["pays for right"].seen
 
 
 def test_a_loaded_file_can_be_judged_and_used_further(tmp_path):
@@ -965,6 +985,13 @@ def test_no_probe_but_the_right_ones_says_the_answer(form):
                     [f"<answer>{probe.text}</answer>"],
                     answer=[example.answer],
                 )[0]
+
+
+def test_a_question_that_holds_the_answer_is_not_held_against_a_reward():
+    rows = [{"question": "Is 9 + 9 still 18?", "answer": "18"}, ROWS[1]]
+    examples, _ = examples_of(rows, 2)
+    kinds = [{p.kind for p in probes(e, "a box")} for e in examples]
+    assert ["question" in found for found in kinds] == [False, True]
 
 
 # --- the table -----------------------------------------------------------
