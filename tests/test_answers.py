@@ -22,6 +22,7 @@ from rewards import (
     parse_number,
 )
 from rewards.answers import gold_answer
+from rewards.numbers import last_box
 
 CALM = settings(deadline=None, derandomize=True, database=None)
 
@@ -239,6 +240,16 @@ def test_any_text_is_a_number_or_none(text):
     assert isinstance(parse_number(text), Fraction | None)
 
 
+def test_only_the_outermost_boxes_count():
+    text = r"\boxed{\fbox{1}, \boxed{2}} { \fbox{3} \boxed{4"
+    assert rewards.numbers.boxes(text) == [
+        (0, 27, r"\fbox{1}, \boxed{2}"),
+        (30, 38, "3"),
+    ]
+    assert last_box(text) == (30, "3")
+    assert last_box(r"\boxed form") is None
+
+
 # --- answers -------------------------------------------------------------
 
 
@@ -377,7 +388,7 @@ def test_the_tags_that_are_read(completion, answer):
         ("Answer: let us see", None),
         ("Answer: James has apples.", None),
         ("Answer:\nStep 1: add. Then stop.", None),
-        ("Answer:\nApples first\nThen pears", None),
+        ("Answer:\nRed apples\nGreen pears", None),
         ("The answer is not 5.", None),
         ("The answer isn't 5.", None),
         ("What is the answer? Five.", None),
@@ -410,6 +421,8 @@ def test_a_final_statement(completion, answer):
         ("It gains $200,000 - $130,000 = $70,000.", "$70,000"),
         ("It costs $5 or $6.", "$6"),
         ("It costs US$ 5 and US$ 6", "6"),
+        ("It costs $5\u2013$6", "$5\u2013$6"),
+        ("It costs 5$ or 6$", "6$"),
         ("He pays $5-$6 (or $7)", "$7"),
         ("He pays $5.\nThen he pays $6", "$6"),
         # a line of maths, and nothing else
