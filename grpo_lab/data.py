@@ -23,6 +23,7 @@ from grpo_lab.pocket import problems
 from grpo_lab.prompts import REASONING_PROMPT, THINK_PROMPT, messages
 from rewards import gold_number
 from rewards.numbers import last_box
+from rewards.symbolic import unusable_golds
 
 
 @dataclass(frozen=True)
@@ -156,6 +157,14 @@ def load_splits(
         described += f", {eval_rows} rows of its train file held out"
         train, held_out = _hold_out(train, train_rows, eval_rows)
     _check_overlap(train, held_out)
+    if chosen.latex:
+        train, unusable = _comparable(train, train_rows)
+        held_out, more = _comparable(held_out, eval_rows)
+        if unusable + more:
+            described += (
+                f", {unusable + more} rows left out whose gold no answer "
+                "could be compared with"
+            )
     train = _take(train, train_rows, "training", "TRAIN_ROWS")
     held_out = _take(held_out, eval_rows, "evaluation", "EVAL_ROWS")
     prompt = system_prompt or chosen.system_prompt
@@ -414,6 +423,22 @@ def _check_golds(rows: list[Row], source: Source) -> None:
             f"completion for them could be right. The first of them end in: "
             f"{shown}. An answer must be {form}. Mend or delete those rows."
         )
+
+
+def _comparable(rows: list[Row], count: int) -> tuple[list[Row], int]:
+    """The first `count` rows whose gold can be parsed, or as many as are.
+
+    Also how many were passed over. Only what is asked for is parsed: a data
+    set may have tens of thousands of rows.
+    """
+    kept: list[Row] = []
+    start = 0
+    while len(kept) < count and start < len(rows):
+        some = rows[start : start + count - len(kept)]
+        unusable = unusable_golds([row["answer"] for row in some])
+        kept += [row for i, row in enumerate(some) if i not in set(unusable)]
+        start += len(some)
+    return kept, start - len(kept)
 
 
 def _check_overlap(train: list[Row], held_out: list[Row]) -> None:

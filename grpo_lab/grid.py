@@ -47,7 +47,7 @@ from grpo_lab.errors import LabError
 from grpo_lab.evaluation import Evaluation
 from grpo_lab.files import read_json, write_json, write_whole
 from grpo_lab.profiles import RunSettings, run_names
-from rewards import gold_number
+from rewards import RewardError, gold_number
 
 LEADERBOARD = (
     "run", "model", "learning_rate",
@@ -296,6 +296,14 @@ class Grid:
                     "earned the same, so they taught nothing; raise "
                     "NUM_GENERATIONS or take easier or harder questions."
                 )
+            # None in every row if no reward says what it could not grade
+            failed = metrics["failed_share"].astype(float).mean()
+            if failed > 0.1:
+                told.append(
+                    f"{name}: {failed:.0%} of its completions could not be "
+                    "graded and earned nothing; the folder completions of "
+                    "the run says why, in the columns .../outcome."
+                )
         return told
 
 
@@ -490,14 +498,25 @@ def reward_fingerprint(rewards: Sequence[Callable]) -> str:
     A function from a package counts with every module of that package,
     since its helpers decide what it pays; one from a notebook with its own
     text, that of the notebook's functions that it calls, and the plain
-    values that it reads.
+    values that it reads. Options that were set count too.
     """
     digest = hashlib.sha256()
-    for function in [*rewards, evaluation.is_correct]:
+    for reward in [*rewards, evaluation.is_correct]:
+        function, options = _unwrapped(reward)
         digest.update(f"{function.__module__}.{function.__name__}".encode())
+        digest.update(repr(sorted(options.items())).encode())
         for text in _sources(function):
             digest.update(text.encode())
     return digest.hexdigest()
+
+
+def _unwrapped(reward: Callable) -> tuple[Callable, dict[str, object]]:
+    """A reward's function, and the options set by `rewards.with_options`."""
+    options: dict[str, object] = {}
+    while hasattr(reward, "__wrapped__"):
+        options |= getattr(reward, "keywords", {})
+        reward = reward.__wrapped__
+    return reward, options
 
 
 def _sources(function: Callable) -> list[str]:
@@ -782,7 +801,7 @@ def _note_environment(directory: Path) -> None:
 
 def _reason(error: Exception) -> str:
     """One paragraph for a learner; the traceback is in `error.txt`."""
-    if isinstance(error, LabError):
+    if isinstance(error, LabError | RewardError):
         return str(error)
     if isinstance(error, torch.OutOfMemoryError):
         return (

@@ -41,6 +41,7 @@ RANGES = {
     "lora_dropout": (0, 0.99),
     "warmup_share": (0, 1),
     "save_steps": (1, 10_000_000),
+    "max_failed_share": (0, 1),
     "seed": (0, 2**32 - 1),
 }
 """Least and most that a setting may be, where no group size is involved."""
@@ -71,6 +72,8 @@ class RunSettings:
         load_in_4bit: NF4 with double quantisation, else 16 or 32 bit.
         lr_scheduler: a key of `SCHEDULERS`; "linear" and "cosine" end at 0.
         save_steps: optimiser steps between checkpoints; 1 loses least.
+        max_failed_share: share of completions, 0 to 1, that a reward may
+            fail to grade before the run is stopped; see `rewards.health`.
     """
 
     model: str
@@ -99,6 +102,7 @@ class RunSettings:
     optimizer: str = "adamw_torch"
     gradient_checkpointing: bool = False
     save_steps: int = 1
+    max_failed_share: float = 0.5
     seed: int = 42
 
     def __post_init__(self) -> None:

@@ -32,6 +32,7 @@ from grpo_lab.files import read_json, write_json, write_whole
 from grpo_lab.models import compute_dtype, precision_flags
 from grpo_lab.profiles import SCHEDULERS, RunSettings
 from grpo_lab.prompts import TEMPLATE_VALUES
+from rewards.health import FAILURES, Outcome, watch
 
 METRICS = {
     "reward": "reward",
@@ -47,11 +48,13 @@ METRICS = {
 }
 """Columns of `metrics.csv`, and TRL's names for them.
 
-Beside them stand `step`, one column per reward function, `seconds` of the
-step and `memory_gib`. Rewards and lengths (tokens) are means over the step's
-completions. `zero_spread_share` is the share of groups in which every
-completion earned the same, so that all advantages are 0 and nothing is
-learned; `truncated_share` is the share of completions cut at the limit.
+Beside them stand `step`, one column per reward function, `failed_share`,
+`seconds` of the step and `memory_gib`. Rewards and lengths (tokens) are means
+over the step's completions. `zero_spread_share` is the share of groups in
+which every completion earned the same, so that all advantages are 0 and
+nothing is learned; `truncated_share` is the share of completions cut at the
+limit; `failed_share` is that of completions that a reward could not grade, as
+`rewards.health` counts it, empty if no reward says so.
 """
 
 WHAT_IS_LEARNED = (
@@ -172,9 +175,10 @@ def build_trainer(
         LabError: the settings would train without learning; see `check`.
     """
     keep_sampling_ours(model)
+    failed = settings.max_failed_share
     trainer = GRPOTrainer(
         model=model,
-        reward_funcs=list(rewards),
+        reward_funcs=[watch(r, max_failed_share=failed) for r in rewards],
         args=grpo_config(settings, run_dir, len(train_dataset)),
         train_dataset=train_dataset,
         processing_class=tokenizer,
@@ -508,7 +512,8 @@ class Recorder(TrainerCallback):
         for reward in rewards:
             name = reward.__name__
             self.names[name] = f"rewards/{name}/mean"
-        self.columns = ["step", *self.names, "seconds", "memory_gib"]
+        self.columns = ["step", *self.names, "failed_share"]
+        self.columns += ["seconds", "memory_gib"]
         self.progress = progress
         self.started = 0.0
 
@@ -538,12 +543,17 @@ class Recorder(TrainerCallback):
             return
         row = {"step": state.global_step}
         row |= {name: logs.get(key) for name, key in self.names.items()}
+        outcomes = _outcome_shares(logs)
+        row["failed_share"] = max(
+            (v for k, v in outcomes.items() if k.endswith("/failed")),
+            default=None,
+        )
         row["seconds"] = round(time.monotonic() - self.started, 3)
         row["memory_gib"] = round(memory_in_use(), 3)
         self._stop_on_nan(row, args.fp16)
         with self.path.open("a", newline="") as file:
             csv.DictWriter(file, self.columns).writerow(row)
-        for name, value in row.items():
+        for name, value in (row | outcomes).items():
             if value is not None:
                 self.board.add_scalar(f"train/{name}", value, row["step"])
         # Else a kill would take up to two minutes of values with it.
@@ -572,6 +582,12 @@ class Recorder(TrainerCallback):
                     "returns no number the other: lower LEARNING_RATES, or "
                     "test the reward on a few completions."
                 )
+
+
+def _outcome_shares(logs: dict) -> dict[str, float]:
+    """What the rewards say about their grading, among all that TRL logs."""
+    kinds = ("failed", Outcome.NO_ANSWER, *FAILURES)
+    return {k: v for k, v in logs.items() if k.rpartition("/")[2] in kinds}
 
 
 def memory_in_use() -> float:

@@ -37,7 +37,8 @@ def written(
     model: str = "pocket-qwen",
     name: str = "",
 ) -> Path:
-    """The directory of a finished run; a row of metrics is four numbers."""
+    """The directory of a finished run; a row of metrics is four numbers,
+    and a fifth if some completions could not be graded."""
     settings = RunSettings(model, rate)
     directory = place / "runs" / (name or f"run_{rate:g}")
     record = {"settings": settings.to_dict(), "weights": model, "grid": {}}
@@ -45,7 +46,9 @@ def written(
     base.save(grid._base_path(directory))
     after.save(directory / "evaluation.json")
     write_json(directory / "result.json", {"status": "done"})
-    lines = ["step,seconds,memory_gib,truncated_share,zero_spread_share"]
+    columns = ["step", "seconds", "memory_gib", "truncated_share"]
+    columns += ["zero_spread_share", "failed_share"]
+    lines = [",".join(columns)]
     lines += [f"{at},{row}" for at, row in enumerate(metrics, start=1)]
     (directory / "metrics.csv").write_text("\n".join(lines) + "\n")
     return directory

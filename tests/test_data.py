@@ -145,6 +145,23 @@ def test_latex_data_come_under_the_same_names(tmp_path):
     assert row["prompt"][0]["content"] == THINK_PROMPT
 
 
+def test_golds_that_no_answer_can_be_compared_with_are_left_out(tmp_path):
+    content = [
+        {"problem": f"Half of {n}?", "solution": rf"\boxed{{{gold}}}"}
+        for n, gold in enumerate(["1", "(2", r"\sqrt{3}", "4 4", "5 |", "x"])
+    ]
+    write_jsonl(tmp_path / "train.jsonl", content)
+    held_out = {"problem": "Half of 8?", "solution": r"\boxed{y}"}
+    write_jsonl(tmp_path / "test.jsonl", [held_out])
+    splits = load_splits("numina_math_tir", str(tmp_path), 3, 1)
+    golds = [*splits.train["answer"], *splits.eval["answer"]]
+    kept = ["1", r"\sqrt{3}", "x", "y"]
+    assert sorted(golds) == [rf"\boxed{{{gold}}}" for gold in kept]
+    assert "3 rows left out whose gold no answer" in splits.source
+    message = refusal("numina_math_tir", str(tmp_path), 5, 1)
+    assert "there are only 3 different questions for training" in message
+
+
 def test_your_own_system_prompt_replaces_the_sources(folder):
     splits = load(folder, system_prompt="Only the number.")
     assert splits.train[0]["prompt"][0]["content"] == "Only the number."

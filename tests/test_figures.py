@@ -18,7 +18,8 @@ PARTS = [part.__name__ for part in FIVE_PART]
 
 
 def metrics(steps: int, start: float) -> pd.DataFrame:
-    columns = ["step", *METRICS, *PARTS, "seconds", "memory_gib"]
+    columns = ["step", *METRICS, *PARTS]
+    columns += ["failed_share", "seconds", "memory_gib"]
     frame = pd.DataFrame(index=range(steps), columns=columns, dtype=float)
     for at, column in enumerate(columns):
         frame[column] = start + at + np.arange(steps) / 10

@@ -22,6 +22,8 @@ from grpo_lab import evaluation, grid, models, training
 from grpo_lab.errors import LabError
 from grpo_lab.evaluation import Evaluation
 from grpo_lab.profiles import RunSettings
+from rewards.health import watch
+from rewards.options import with_options
 
 
 def constant(completions, **kwargs) -> list[float]:
@@ -187,6 +189,14 @@ def test_a_packages_reward_counts_with_its_package(tmp_path, monkeypatch):
     assert grid.reward_fingerprint([function]) == first
     (package / "helpers.py").write_text("def unused(): return 2\n")
     assert grid.reward_fingerprint([function]) != first
+
+
+def test_the_options_of_a_reward_count():
+    plain = [rewards.correctness_reward]
+    lenient = [with_options(rewards.correctness_reward, policy="flexible")]
+    assert grid.reward_fingerprint(plain) != grid.reward_fingerprint(lenient)
+    watched = [watch(rewards.correctness_reward)]
+    assert grid.reward_fingerprint(plain) == grid.reward_fingerprint(watched)
 
 
 def test_the_set_of_rewards_counts():
@@ -688,13 +698,17 @@ def test_warnings_tell_what_spoils_a_run(tmp_path):
     written(tmp_path, 1e-2, base, good, ["1,1,0.2,0.8", "1,1,0.2,0.8"])
     written(tmp_path, 1e-3, base, bad, ["1,1,0.9,0.7", "1,1,0.5,0.7"])
     written(tmp_path, 1e-4, base, bad, ["1,1,0.0,0.9", "1,1,0.1,0.9"])
+    written(tmp_path, 1e-5, base, bad, ["1,1,0,0,0.1", "1,1,0,0,0.3"])
     told = sorted(grid.load(tmp_path).warnings())
-    assert len(told) == 2
+    assert len(told) == 3
     assert told[0].startswith("pocket-qwen lr=0.0001: in 90% of its groups")
     assert told[1].startswith(
         "pocket-qwen lr=0.001: 70% of its completions were cut at 256 tokens"
     )
     assert "raise MAX_COMPLETION_LENGTH" in told[1]
+    assert told[2].startswith(
+        "pocket-qwen lr=1e-05: 20% of its completions could not be graded"
+    )
 
 
 def test_truncation_in_a_real_run_is_told(whole):

@@ -1,6 +1,7 @@
 """One run: every guard must bite, and everything that is logged must hold."""
 
 import csv
+import functools
 import math
 
 import bitsandbytes as bnb
@@ -16,6 +17,8 @@ from trl import GRPOTrainer
 
 from grpo_lab import models, training
 from grpo_lab.errors import LabError
+from rewards.batch import RewardError
+from rewards.health import Outcome, report, watch
 
 
 def variety(completions, **kwargs) -> list[float]:
@@ -634,5 +637,36 @@ def test_metrics_keep_their_columns(build, quick, tmp_path):
     with (tmp_path / "metrics.csv").open(newline="") as file:
         header = next(csv.reader(file))
     assert header == [
-        "step", *training.METRICS, "variety", "seconds", "memory_gib",
+        "step", *training.METRICS, "variety", "failed_share", "seconds",
+        "memory_gib",
     ]  # fmt: skip
+
+
+def half_graded(completions, log_metric=None, **columns):
+    """Pays for variety, and says that it could not grade every other one."""
+    outcomes = [Outcome.TIMEOUT, Outcome.RIGHT] * (len(completions) // 2)
+    report("half_graded", outcomes, log_metric=log_metric)
+    return variety(completions, **columns)
+
+
+def test_what_a_reward_could_not_grade_is_logged(build, quick, tmp_path):
+    training.train(build(quick, rewards=[variety, half_graded]))
+    rows = training.read_metrics(tmp_path / "metrics.csv")
+    assert [row["failed_share"] for row in rows] == [0.5] * len(rows)
+    board = EventAccumulator(str(tmp_path / "tensorboard"))
+    board.Reload()
+    shares = board.Scalars("train/half_graded/timeout")
+    assert [event.value for event in shares] == [0.5] * len(rows)
+
+
+def test_a_run_that_can_grade_little_is_stopped(
+    build, tiny_qwen, tmp_path, monkeypatch
+):
+    soon = functools.partial(watch, window=10)
+    monkeypatch.setattr(training, "watch", soon)
+    strict = quick_settings(tiny_qwen, max_failed_share=0.4, max_steps=9)
+    with pytest.raises(RewardError, match="50 % could not be graded"):
+        training.train(build(strict, rewards=[half_graded]))
+    assert 1 <= len(training.read_metrics(tmp_path / "metrics.csv")) < 9
+    patient = quick_settings(tiny_qwen, max_failed_share=0.5, max_steps=9)
+    training.train(build(patient, [half_graded], tmp_path / "patient"))
