@@ -475,7 +475,7 @@ def _fast(trial, rollouts, limit_seconds):
         return Verdict(name, None, "not tried")
     needed = each * rollouts
     seen = (
-        f"{each * 1000:.3g} ms each, {needed:,.2f} s for {rollouts:,} "
+        f"{each * 1000:,.2f} ms each, {needed:,.2f} s for {rollouts:,} "
         f"rollouts (limit {limit_seconds:,g} s)"
     )
     if needed <= limit_seconds:

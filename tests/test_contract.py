@@ -654,12 +654,15 @@ def test_a_slow_reward_is_stopped_when_the_time_is_up(monkeypatch):
     monkeypatch.setattr(rewards.trial, "time", clock)
 
     def slow(completions, answer, **kwargs):
-        now[0] += 0.8 * len(completions)
+        now[0] += 1.2 * len(completions)
         return right_ones(completions, answer)
 
     verdicts = check_reward(slow, ROWS * 4)
     assert failed(verdicts) == {"fast enough"}, str(verdicts)
-    assert "800 ms each, 3,200.00 s for 4,000" in verdicts["fast enough"].seen
+    assert (
+        "1,200.00 ms each, 4,800.00 s for 4,000"
+        in verdicts["fast enough"].seen
+    )
     assert "stopped after 60 s" in verdicts["runs"].seen
     assert verdicts["pays for right"].passed
     assert 60 <= now[0] < 80
