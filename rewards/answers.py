@@ -27,6 +27,7 @@ import functools
 import re
 
 from rewards.batch import RewardError, completion_texts
+from rewards.health import Outcome
 from rewards.numbers import box_statement, parse_number
 
 POLICIES = ("tagged", "stated", "flexible")
@@ -229,11 +230,30 @@ def is_correct(completion, gold, policy="tagged"):
     >>> is_correct("<answer>None</answer>", "no number in here") is None
     True
     """
+    outcome = compare_numbers(extract_answer(completion, policy), gold)
+    return None if outcome is Outcome.NO_GOLD else outcome is Outcome.RIGHT
+
+
+def compare_numbers(answer, gold):
+    """Return what became of an answer, as a `health.Outcome`.
+
+    `answer` is the text that `extract_answer` gives, `gold` what
+    `gold_number` takes.
+
+    >>> [str(compare_numbers(a, "#### 1000")) for a in ("1,000.0", "999")]
+    ['right', 'wrong']
+    >>> [str(compare_numbers(a, "#### 1000")) for a in ("many", None)]
+    ['unreadable', 'no_answer']
+    """
     expected = gold_number(gold)
-    answer = extract_answer(completion, policy)
     if expected is None:
-        return None
-    return answer is not None and parse_number(answer) == expected
+        return Outcome.NO_GOLD
+    if not answer:
+        return Outcome.NO_ANSWER
+    number = parse_number(answer)
+    if number is None:
+        return Outcome.UNREADABLE
+    return Outcome.RIGHT if number == expected else Outcome.WRONG
 
 
 def _after_reasoning(text):

@@ -41,12 +41,13 @@ import math
 import re
 
 from rewards.answers import (
+    compare_numbers,
     extract_answer,
     gold_number,
-    is_correct,
     read_turns,
 )
 from rewards.batch import RewardError, gold_column
+from rewards.health import report
 from rewards.numbers import parse_number
 from rewards.options import with_options
 
@@ -75,7 +76,8 @@ def correctness_reward(
     be read gives None, which TRL leaves out of the sum. `policy` says where
     an answer may stand (see `rewards.answers`): in the tags, unless another
     is chosen. Raises RewardError when the golds are missing or are not one
-    for each completion, and for an unknown policy or prefilled text.
+    for each completion, and for an unknown policy or prefilled text. What
+    could not be graded is reported to the trainer, see `rewards.health`.
 
     >>> right, bare = "<answer>18.0</answer>", "18"
     >>> correctness_reward([right, bare], answer=["#### 18", "#### 18"])
@@ -84,13 +86,11 @@ def correctness_reward(
     [None]
     """
     golds = gold_column(completions, answer=answer, **kwargs)
-    verdicts = [
-        is_correct(text, gold, policy)
-        for text, gold in zip(
-            read_turns(completions, prefilled), golds, strict=True
-        )
-    ]
-    return [None if right is None else CORRECT * right for right in verdicts]
+    turns = read_turns(completions, prefilled)
+    answers = [extract_answer(text, policy) for text in turns]
+    outcomes = list(map(compare_numbers, answers, golds))
+    report("correctness_reward", outcomes, answers, **kwargs)
+    return [outcome.pay(CORRECT) for outcome in outcomes]
 
 
 def integer_reward(completions, *, prefilled="", **kwargs):

@@ -102,10 +102,11 @@ def watch(reward, *, max_failed_share: float = 0.5, window: int = 200):
     >>> watched = watch(correctness_reward, window=2)
     >>> watched.__name__, watched(["<answer>5</answer>"], answer=["#### 5"])
     ('correctness_reward', [2.0])
-    >>> watched(["<answer>5 or so?</answer>"] * 4, answer=["#### 5"] * 4)
-    Traceback (most recent call last):
-    rewards.batch.RewardError: Of the last 5 completions, 80 % could not be \
-graded by correctness_reward, ...
+    >>> try:
+    ...     watched(["<answer>a few</answer>"] * 4, answer=["#### 5"] * 4)
+    ... except RewardError as error:
+    ...     print(str(error)[:42])
+    Of the last 4 completions, 100 % could not
     """
     if not 0 <= max_failed_share <= 1:
         raise RewardError(

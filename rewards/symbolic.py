@@ -111,6 +111,7 @@ def grade(answers, golds):
     ['right', 'no_answer', 'unreadable']
     """
     texts = [gold_answer(gold) for gold in golds]
+    answers = [answer or None for answer in answers]  # "" is none either
     pairs = list(zip(texts, answers, strict=True))
     known = _decide({pair for pair in pairs if pair[0] is not None})
     return [
