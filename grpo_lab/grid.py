@@ -505,6 +505,8 @@ def reward_fingerprint(rewards: Sequence[Callable]) -> str:
         function, options = _unwrapped(reward)
         digest.update(f"{function.__module__}.{function.__name__}".encode())
         digest.update(repr(sorted(options.items())).encode())
+        # the text of a reward file, which is no module that is imported
+        digest.update(getattr(function, "source", "").encode())
         for text in _sources(function):
             digest.update(text.encode())
     return digest.hexdigest()

@@ -1,7 +1,7 @@
 """Reward functions for GRPO on maths, for any trainer with TRL's signature.
 
 >>> from rewards import FIVE_PART, MAX_REWARD, accuracy_reward
->>> good = "<reasoning>\\n9 + 9 = 18\\n</reasoning>\\n<answer>\\n18\\n</answer>"
+>>> good = "<reasoning>\\n9+9 = 18\\n</reasoning>\\n<answer>\\n18\\n</answer>"
 >>> [part([good], answer=["#### 18"]) for part in FIVE_PART]
 [[2.0], [0.5], [0.5], [0.5], [0.5]]
 >>> MAX_REWARD

@@ -89,7 +89,7 @@ def correctness_reward(
     turns = read_turns(completions, prefilled)
     answers = [extract_answer(text, policy) for text in turns]
     outcomes = list(map(compare_numbers, answers, golds))
-    report("correctness_reward", outcomes, answers, **kwargs)
+    report("correctness_reward", outcomes, {"answer": answers}, **kwargs)
     return [outcome.pay(CORRECT) for outcome in outcomes]
 
 

@@ -34,6 +34,10 @@ class Outcome(StrEnum):
     """The comparison was killed at its deadline or its memory limit."""
     NO_GOLD = "no_gold"
     """The gold can't be read, so that nobody knows what is right."""
+    ERROR = "error"
+    """The code of a reward file raised, crashed or gave no number."""
+    SCORED = "scored"
+    """A reward file gave a number, which may mean anything."""
 
     def pay(self, right: float) -> float | None:
         """Return `right` for the right answer, None without a gold, else 0.0.
@@ -45,7 +49,12 @@ class Outcome(StrEnum):
         return right if self is Outcome.RIGHT else 0.0
 
 
-FAILURES = (Outcome.UNREADABLE, Outcome.TIMEOUT, Outcome.NO_GOLD)
+FAILURES = (
+    Outcome.UNREADABLE,
+    Outcome.TIMEOUT,
+    Outcome.NO_GOLD,
+    Outcome.ERROR,
+)
 """The outcomes that say something about the grading, not about the policy.
 
 An answer that is missing is none of them: a policy that has not learned the
@@ -54,25 +63,26 @@ form yet gives none.
 
 
 def report(
-    name, outcomes, answers=None, *, log_metric=None, log_extra=None, **kwargs
+    name, outcomes, details, *, log_metric=None, log_extra=None, **kwargs
 ) -> None:
     """Hand the outcomes of one batch to the trainer's log.
 
-    `name` is the reward's, `outcomes` has one Outcome for each completion
-    and `answers` the text that was read as its answer, if any. `log_metric`
-    and `log_extra` are what TRL passes to a reward function; without them
-    nothing happens. The metrics are shares of the batch, from 0 to 1:
-    ``name/failed`` and, for each outcome but right and wrong, ``name/...``.
-    The columns ``name/outcome`` and ``name/answer`` go to the table of
+    `name` is the reward's, `outcomes` has one Outcome for each completion,
+    and `details` holds more columns of texts, such as {"answer": answers}.
+    `log_metric` and `log_extra` are what TRL passes to a reward function;
+    without them nothing happens. The metrics are shares of the batch, from 0
+    to 1: ``name/failed``, ``name/no_answer`` and one for each of FAILURES.
+    The columns ``name/outcome`` and those of `details` go to the table of
     completions.
 
-    >>> report("accuracy", [Outcome.RIGHT, Outcome.TIMEOUT],
+    >>> report("accuracy", [Outcome.RIGHT, Outcome.TIMEOUT], {},
     ...        log_metric=lambda name, share: print(name, share))
     accuracy/failed 0.5
     accuracy/no_answer 0.0
     accuracy/unreadable 0.0
     accuracy/timeout 0.5
     accuracy/no_gold 0.0
+    accuracy/error 0.0
     """
     if log_metric is not None and outcomes:
         failed = sum(outcome in FAILURES for outcome in outcomes)
@@ -82,8 +92,8 @@ def report(
             log_metric(f"{name}/{outcome}", share)
     if log_extra is not None:
         log_extra(f"{name}/outcome", [str(outcome) for outcome in outcomes])
-        if answers is not None:
-            log_extra(f"{name}/answer", [answer or "" for answer in answers])
+        for column, texts in details.items():
+            log_extra(f"{name}/{column}", [text or "" for text in texts])
 
 
 def watch(reward, *, max_failed_share: float = 0.5, window: int = 200):
@@ -158,11 +168,12 @@ class _Watched:
             f"Of the last {self._seen()} completions, {failed * 100:.0f} % "
             f"could not be graded by {self.reward.__name__}, so this run "
             "would learn from noise. In the last batch: "
-            f"{kinds or 'none'}. Look at the column "
-            f"'{self.reward.__name__}/answer' of the completions: unreadable "
+            f"{kinds or 'none'}. Look at the columns "
+            f"'{self.reward.__name__}/...' of the completions: unreadable "
             "answers call for another prompt or another reward, no_gold for "
-            "other golds. To go on all the same, raise the share that is "
-            f"allowed to fail, {self.max_failed_share:g} now."
+            "other golds, error for another reward file. To go on all the "
+            "same, raise the share that is allowed to fail, max_failed_share, "
+            f"which is {self.max_failed_share:g} now."
         )
 
     def _seen(self) -> int:

@@ -82,7 +82,7 @@ def accuracy_reward(
     turns = read_turns(completions, prefilled)
     answers = [extract_answer(text, policy) for text in turns]
     outcomes = grade(answers, golds)
-    report("accuracy_reward", outcomes, answers, **kwargs)
+    report("accuracy_reward", outcomes, {"answer": answers}, **kwargs)
     return [outcome.pay(1.0) for outcome in outcomes]
 
 

@@ -17,11 +17,13 @@ import pytest
 
 import rewards.batch
 import rewards.contract
-import rewards.probes
-import rewards.reward_file
-import rewards.subjects
-import rewards.trial
-import rewards.verdicts
+import rewards.contract.__main__
+import rewards.contract.check
+import rewards.contract.probes
+import rewards.contract.reward_file
+import rewards.contract.subjects
+import rewards.contract.trial
+import rewards.contract.verdicts
 from rewards import (
     FIVE_PART,
     RewardError,
@@ -31,8 +33,8 @@ from rewards import (
     tag_count_reward,
 )
 from rewards.contract import Verdict, Verdicts, check_reward, load_reward
+from rewards.contract.probes import FORMS, examples_of, probes
 from rewards.health import watch
-from rewards.probes import FORMS, examples_of, probes
 
 ROWS = [
     {"question": "How much is 9 + 9?", "answer": "9 + 9 = 18\n#### 18"},
@@ -90,12 +92,12 @@ def failed(verdicts):
 @pytest.mark.parametrize(
     "module",
     [
-        rewards.contract,
-        rewards.probes,
-        rewards.reward_file,
-        rewards.subjects,
-        rewards.trial,
-        rewards.verdicts,
+        rewards.contract.check,
+        rewards.contract.probes,
+        rewards.contract.reward_file,
+        rewards.contract.subjects,
+        rewards.contract.trial,
+        rewards.contract.verdicts,
     ],
 )
 def test_examples_in_the_docstrings_run(module):
@@ -275,11 +277,14 @@ def test_failures_are_logged_as_shares_and_reasons(hostile):
     assert scores == [None, None, 1.0, None]
     assert shares == {
         "mine/failed": 0.75,
+        "mine/no_answer": 0.0,
+        "mine/unreadable": 0.0,
         "mine/timeout": 0.25,
         "mine/no_gold": 0.0,
         "mine/error": 0.5,
     }
-    late, raised, fine, ended = columns["mine_failure"]
+    assert columns["mine/outcome"] == ["timeout", "error", "scored", "error"]
+    late, raised, fine, ended = columns["mine/reason"]
     assert fine == ""
     assert "1 seconds" in late and "ended" in ended
     assert raised.startswith("line ") and "ZeroDivisionError" in raised
@@ -426,7 +431,7 @@ def test_a_file_that_cannot_be_used_is_refused_in_one_paragraph(
 
 
 def test_a_file_that_never_stops_importing_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(rewards.reward_file, "IMPORT_SECONDS", 0.5)
+    monkeypatch.setattr(rewards.contract.reward_file, "IMPORT_SECONDS", 0.5)
     path = write(tmp_path, "while True: pass")
     with pytest.raises(RewardError, match="importing it takes more than 0.5"):
         load_reward(path)
@@ -651,7 +656,7 @@ def test_a_file_that_hangs_for_some_is_stopped_early(tmp_path):
 def test_a_slow_reward_is_stopped_when_the_time_is_up(monkeypatch):
     now = [0.0]
     clock = types.SimpleNamespace(perf_counter=lambda: now[0])
-    monkeypatch.setattr(rewards.trial, "time", clock)
+    monkeypatch.setattr(rewards.contract.trial, "time", clock)
 
     def slow(completions, answer, **kwargs):
         now[0] += 1.2 * len(completions)
@@ -1042,7 +1047,7 @@ def test_a_verdict_is_found_by_its_name():
 def run(*arguments):
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        status = rewards.contract.main([str(a) for a in arguments])
+        status = rewards.contract.__main__.main([str(a) for a in arguments])
     return status, out.getvalue(), err.getvalue()
 
 

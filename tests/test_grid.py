@@ -191,10 +191,18 @@ def test_a_packages_reward_counts_with_its_package(tmp_path, monkeypatch):
     assert grid.reward_fingerprint([function]) != first
 
 
-def test_the_options_of_a_reward_count():
+def test_the_options_and_the_file_of_a_reward_count(tmp_path):
     plain = [rewards.correctness_reward]
     lenient = [with_options(rewards.correctness_reward, policy="flexible")]
     assert grid.reward_fingerprint(plain) != grid.reward_fingerprint(lenient)
+    files = []
+    for pay in ("1.0", "2.0"):
+        text = f"def reward(question, answer, completion): return {pay}\n"
+        (tmp_path / "mine.py").write_text(text)
+        files.append([rewards.load_reward(tmp_path / "mine.py")])
+    assert grid.reward_fingerprint(files[0]) != grid.reward_fingerprint(
+        files[1]
+    )
     watched = [watch(rewards.correctness_reward)]
     assert grid.reward_fingerprint(plain) == grid.reward_fingerprint(watched)
 

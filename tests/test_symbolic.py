@@ -143,6 +143,7 @@ def test_what_hangs_pays_nothing_is_counted_and_stops_nobody(quick):
         "accuracy_reward/unreadable": 2 / 8,
         "accuracy_reward/timeout": 2 / 8,
         "accuracy_reward/no_gold": 0,
+        "accuracy_reward/error": 0,
     }
     assert columns["accuracy_reward/outcome"] == [
         "timeout", "timeout", "right", "right", "wrong", "unreadable",

@@ -645,7 +645,7 @@ def test_metrics_keep_their_columns(build, quick, tmp_path):
 def half_graded(completions, log_metric=None, **columns):
     """Pays for variety, and says that it could not grade every other one."""
     outcomes = [Outcome.TIMEOUT, Outcome.RIGHT] * (len(completions) // 2)
-    report("half_graded", outcomes, log_metric=log_metric)
+    report("half_graded", outcomes, {}, log_metric=log_metric)
     return variety(completions, **columns)
 
 

@@ -5,32 +5,20 @@ of the data: right ones in every form that prompts ask for, and wrong, empty,
 swapped, cut, copied and hedging ones. A reward that can't tell them apart
 would train for hours towards nothing, or towards a trick.
 
-The reward is a reward file (see rewards.reward_file), which is run in a
-process of its own with a deadline, or any function with TRL's signature, or a
-list of both, whose sum is judged as a trainer would add it up.
-
-From a terminal::
-
-    python -m rewards.contract reward.py --data rows.jsonl
+The reward is a reward file (see rewards.contract.reward_file), which is run
+in a process of its own with a deadline, or any function with TRL's signature,
+or a list of both, whose sum is judged as a trainer would add it up.
 """
 
-import argparse
-import json
 import math
 import statistics
-import sys
 from collections import Counter
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-from rewards.batch import RewardError
-from rewards.probes import examples_of
-from rewards.reward_file import load_reward
-from rewards.subjects import subject_of
-from rewards.trial import Trial
-from rewards.verdicts import Verdict, Verdicts
-
-__all__ = ["Verdict", "Verdicts", "check_reward", "load_reward"]
+from rewards.contract.probes import examples_of
+from rewards.contract.subjects import subject_of
+from rewards.contract.trial import Trial
+from rewards.contract.verdicts import Verdict, Verdicts
 
 MAX_ROWS = 20  # more rows say little more
 LEAST = 1e-9  # a smaller difference is none
@@ -128,7 +116,7 @@ def check_reward(
     ['not for wrong', 'not for a hedge']
 
     Source: each check stands for a fault of a reward that was published, see
-    rewards.published and ../shared/traps.md, 13 and 14.
+    rewards.published.
     """
     examples, unread = examples_of(rows, MAX_ROWS)
     subject = subject_of(reward, seconds)
@@ -501,59 +489,3 @@ def _golds(unread, rows):
         advice="A gold needs ####, a box, a number or a short answer: look "
         "whether the column is the right one.",
     )
-
-
-def main(arguments=None):
-    """Check a reward file from the terminal; return the exit status.
-
-    0: nothing failed, 1: something did, 2: it can't be checked.
-    """
-    parser = argparse.ArgumentParser(
-        prog="python -m rewards.contract",
-        description="Check a reward file on rows of data before training.",
-    )
-    parser.add_argument("reward", help="the file with your function reward")
-    parser.add_argument(
-        "--data", required=True, help="JSON lines with question and answer"
-    )
-    parser.add_argument(
-        "--rollouts", type=int, default=4000, help="completions to be scored"
-    )
-    parser.add_argument(
-        "--seconds", type=float, default=5.0, help="what one call may take"
-    )
-    given = parser.parse_args(arguments)
-    try:
-        verdicts = check_reward(
-            given.reward,
-            _read_rows(Path(given.data)),
-            rollouts=given.rollouts,
-            seconds=given.seconds,
-        )
-    except RewardError as error:
-        print(error, file=sys.stderr)
-        return 2
-    print(verdicts)
-    return 0 if verdicts.passed else 1
-
-
-def _read_rows(path):
-    where = ""
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-        rows = []
-        for number, line in enumerate(lines, start=1):
-            where = f" in line {number}"
-            if line.strip():
-                rows.append(json.loads(line))
-    except (OSError, ValueError) as error:
-        raise RewardError(
-            f"The rows can't be read from {path}{where}: {error}. Give a "
-            "file of JSON lines such as "
-            '{"question": "9 + 9?", "answer": "#### 18"}.'
-        ) from None
-    return rows
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -11,7 +11,7 @@ import types
 from concurrent.futures import ThreadPoolExecutor
 
 from rewards.batch import RewardError, gold_column
-from rewards.reward_file import (
+from rewards.contract.reward_file import (
     FileReward,
     Score,
     finite_score,

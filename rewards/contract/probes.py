@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from rewards.answers import gold_answer
 from rewards.batch import GOLD_COLUMNS, RewardError
+from rewards.contract.reward_file import last_question
 from rewards.numbers import parse_number
-from rewards.reward_file import last_question
 
 REASONING = "I take what is given, step by step, and check the result."
 MANY_LINES = "\n".join(

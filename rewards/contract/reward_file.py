@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rewards.batch import RewardError, completion_texts, gold_column
+from rewards.health import Outcome, report
 from rewards.workers import Workers
 
 CALL = ("question", "answer", "completion")
@@ -100,10 +101,9 @@ def load_reward(path, *, seconds=5.0):
 class FileReward:
     """The reward function of a reward file; `load_reward` makes it.
 
-    When the trainer hands them over, `log_metric` gets the share of the batch
-    without a score under ``NAME/failed``, split into ``NAME/timeout``,
-    ``NAME/no_gold`` and ``NAME/error``, and `log_extra` the column
-    ``NAME_failure``: "" or why. `rewards.health.watch` goes by the first.
+    What became of each call is reported as `rewards.health.report` says, by
+    the outcomes scored, timeout, no_gold and error, with the reason of a
+    missing score in the column ``NAME/reason``.
 
     Attributes:
         path, source: the file, and its text as it was when it was loaded.
@@ -129,7 +129,13 @@ class FileReward:
     ):
         """Score a batch; see `load_reward`."""
         scores = self.scores(completions, prompts, **columns)
-        _log_failures(self.__name__, scores, log_metric, log_extra)
+        report(
+            self.__name__,
+            [_outcome(score) for score in scores],
+            {"reason": [score.reason for score in scores]},
+            log_metric=log_metric,
+            log_extra=log_extra,
+        )
         return [score.value for score in scores]
 
     def scores(self, completions, prompts=None, **columns):
@@ -163,7 +169,7 @@ class FileReward:
     def _pool(self):
         if self._workers is None:
             self._workers = Workers(
-                "rewards.reward_file:handler_of",
+                "rewards.contract.reward_file:handler_of",
                 str(self.path),
                 self.source,
                 cpu_seconds=self.seconds,
@@ -288,7 +294,7 @@ def _read(path):
 def _refuse_unusable(path, source):
     """Raise RewardError unless the file can be imported and called."""
     workers = Workers(
-        "rewards.reward_file:inspector_of",
+        "rewards.contract.reward_file:inspector_of",
         str(path),
         source,
         processes=1,
@@ -347,20 +353,11 @@ def _score_of(reply, seconds):
     return Score(None, reply.failure, reason[:MAX_REASON_CHARS])
 
 
-def _log_failures(name, scores, log_metric, log_extra):
-    """Hand what failed to the trainer's log: the one place of its names."""
-    if log_metric is not None and scores:
-        failed = [score.failure for score in scores if score.failure]
-        late, no_gold = failed.count("timeout"), failed.count("no gold")
-        for kind, count in (
-            ("failed", len(failed)),
-            ("timeout", late),
-            ("no_gold", no_gold),
-            ("error", len(failed) - late - no_gold),
-        ):
-            log_metric(f"{name}/{kind}", count / len(scores))
-    if log_extra is not None:
-        log_extra(f"{name}_failure", [score.reason for score in scores])
+def _outcome(score):
+    if not score.failure:
+        return Outcome.SCORED
+    named = {"timeout": Outcome.TIMEOUT, "no gold": Outcome.NO_GOLD}
+    return named.get(score.failure, Outcome.ERROR)
 
 
 # --- in the worker --------------------------------------------------------

@@ -7,8 +7,8 @@ import statistics
 import time
 from dataclasses import dataclass, field
 
-from rewards.probes import FORMS, Example, Probe, probes, right, wrong
-from rewards.reward_file import Score
+from rewards.contract.probes import FORMS, Example, Probe, probes, right, wrong
+from rewards.contract.reward_file import Score
 
 FORM_ROWS = 3  # these decide which form the reward pays for
 GROUP = 8  # completions in one call, as in a group of GRPO
@@ -24,7 +24,7 @@ class Trial:
     """The calls of one check, and what came back.
 
     Attributes:
-        subject: the reward (see rewards.subjects).
+        subject: the reward (see rewards.contract.subjects).
         examples: the rows of data.
         messages: whether the completions are message lists.
         form: the form that the reward pays best for, "" when unknown.
