@@ -171,7 +171,7 @@ print(prompt)
 #
 # - **correctness**, 2.0: the number in the answer tags equals the gold;
 # - **integer**, 0.5: it is a whole number, as the gold is;
-# - **strict format**, 0.5: reasoning, then answer, and nothing else;
+# - **strict format**, 0.5: each tag on a line of its own, and nothing else;
 # - **soft format**, 0.5: both blocks in order, with text around allowed;
 # - **tag count**, up to 0.5: an eighth for each tag that stands once, minus
 #   0.001 for each character after the last tag.

@@ -10,6 +10,8 @@ import sys
 import threading
 from pathlib import Path
 
+import nbformat
+import papermill
 import pytest
 
 from rewards import health, symbolic
@@ -228,6 +230,24 @@ def test_a_program_that_uses_it_ends_at_once_and_leaves_nothing():
         timeout=60, cwd=ROOT,
     )  # fmt: skip
     assert (done.stdout, done.stderr) == ("right\n", "")
+
+
+def test_in_a_notebook_under_papermill(tmp_path):
+    cell = (
+        "from rewards.symbolic import grade\n"
+        f"print(*grade([r'{ENDLESS[0]}', r'\\sqrt{{8}}', 'x'], "
+        "[r'2\\sqrt{2}'] * 3))"
+    )
+    notebook = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell(cell)]
+    )
+    nbformat.write(notebook, tmp_path / "in.ipynb")
+    done = papermill.execute_notebook(
+        str(tmp_path / "in.ipynb"), str(tmp_path / "out.ipynb"),
+        kernel_name="python3", cwd=str(tmp_path), progress_bar=False,
+    )  # fmt: skip
+    [output] = done.cells[0].outputs  # and nothing on standard error
+    assert output.text == "timeout right wrong\n"
 
 
 def test_importing_the_rewards_is_light_and_starts_nothing():

@@ -16,8 +16,10 @@ from transformers import AutoModelForCausalLM
 from trl import GRPOTrainer
 
 from grpo_lab import models, training
+from grpo_lab.data import load_splits
 from grpo_lab.errors import LabError
 from rewards.batch import RewardError
+from rewards.cookbook import COOKBOOK
 from rewards.health import Outcome, report, watch
 
 
@@ -640,6 +642,18 @@ def test_metrics_keep_their_columns(build, quick, tmp_path):
         "step", *training.METRICS, "variety", "failed_share", "seconds",
         "memory_gib",
     ]  # fmt: skip
+
+
+def test_the_latex_pair_trains_and_says_what_it_read(build, quick, tmp_path):
+    rows = load_splits("pocket_latex", train_rows=10, eval_rows=1).train
+    training.train(build(quick, rewards=[*COOKBOOK, variety], rows=rows))
+    said = pd.concat(map(pd.read_parquet, tmp_path.rglob("*.parquet")))
+    assert len(said) == 3 * quick.completions_per_step
+    # an untrained model gives no answer, which is no failure to grade one
+    assert set(said["accuracy_reward/outcome"]) == {"no_answer"}
+    assert set(said["accuracy_reward/answer"]) == {""}
+    shares = training.read_metrics(tmp_path / "metrics.csv")
+    assert [row["failed_share"] for row in shares] == [0, 0, 0]
 
 
 def half_graded(completions, log_metric=None, **columns):
