@@ -28,7 +28,7 @@ import re
 
 from rewards.batch import RewardError, completion_texts
 from rewards.health import Outcome
-from rewards.numbers import box_statement, parse_number
+from rewards.numbers import box_statement, has_percent, parse_number
 
 POLICIES = ("tagged", "stated", "flexible")
 MAX_STATEMENT_CHARS = 200  # a formula or a number with its unit fits
@@ -45,9 +45,9 @@ _REASONING_TAG = re.compile(
 )
 _ANSWER_TAG = re.compile(rf"<(/?)answer{_ATTRIBUTES}", re.IGNORECASE)
 _LABEL = re.compile(
-    r"####|\b(?:ans(?:wer)?|(?:correct|right|best) (?:option|choice))"
+    r"####|\b(?:ans(?:wers?)?|(?:correct|right|best) (?:option|choice))"
     r"(?: to [^.:=\n]{1,60}?)?(?: \([^()\n]{1,40}\))?"
-    r"[*_\s]*(?:(?:is|would be|will be|must be)\b|[:=])",
+    r"[*_\s]*(?:(?:is|are|would be|will be|must be)\b|[:=])",
     re.IGNORECASE,
 )
 _LABEL_END = re.compile(
@@ -93,7 +93,10 @@ _PROSE = frozenset(
         check see add subtract multiply divide consider note using use""",
     )
 )
-_NO_GOLD = frozenset({"", "none", "null", "nan", "n/a", "<na>"})
+# NuminaMath writes "proof" and "notfound" where a task has no final answer.
+_NO_GOLD = frozenset(
+    {"", "none", "null", "nan", "n/a", "<na>", "proof", "notfound"}
+)
 
 
 def first_turn(text):
@@ -192,6 +195,8 @@ def gold_answer(gold):
     >>> print(gold_answer("no number in here"), gold_answer(None))
     None None
     """
+    if isinstance(gold, dict):
+        return None
     if isinstance(gold, list | tuple):
         gold = ", ".join(map(str, gold))
     return _gold_text(str(gold))
@@ -253,7 +258,17 @@ def compare_numbers(answer, gold):
     number = parse_number(answer)
     if number is None:
         return Outcome.UNREADABLE
-    return Outcome.RIGHT if number == expected else Outcome.WRONG
+    if number == expected or _percent(answer, gold, number, expected):
+        return Outcome.RIGHT
+    return Outcome.WRONG
+
+
+def _percent(answer, gold, number, expected):
+    """50% is 50 on some pages and 0.5 on others: either is right."""
+    percents = [has_percent(text) for text in (answer, str(gold))]
+    if percents == [True, False]:
+        return number == 100 * expected
+    return percents == [False, True] and expected == 100 * number
 
 
 def _after_reasoning(text):

@@ -36,9 +36,11 @@ from rewards.notation import (
     clean,
     decimal_digits,
     letter_runs,
+    option,
     read,
     squeezed,
 )
+from rewards.numbers import has_percent, parse_number
 
 DIGITS = 50  # that every value is computed to
 AGREEING = 40  # digits in which equal values agree
@@ -67,6 +69,7 @@ def judge(gold, answer):
     """
     if alike(gold, answer):
         return "right"
+    gold, answer = _without_option(gold, answer)
     try:
         expected = read(gold)
         _check_parses(expected)
@@ -76,9 +79,19 @@ def judge(gold, answer):
         given = read(answer)
         if _either_percent(gold, answer, expected, given):
             return "right"
+        if _either_mixed(gold, answer):
+            return "right"
         return "right" if same(expected, given) else "wrong"
     except Unreadable:
         return "unreadable"
+
+
+def _without_option(gold, answer):
+    """Read "(C) 15" as C beside a letter, and a gold beside a value as 15."""
+    (gold_letter, gold_value), (letter, value) = option(gold), option(answer)
+    if gold_letter and letter and not (gold_value and value):
+        return gold_letter, letter
+    return (gold_value if gold_letter and gold_value else gold), answer
 
 
 def alike(gold, answer):
@@ -115,7 +128,7 @@ def is_readable(gold):
     (True, False, False)
     """
     try:
-        _check_parses(read(gold))
+        _check_parses(read(option(gold)[1] or gold))
     except Unreadable:
         return False
     return True
@@ -190,7 +203,7 @@ def _is_valued(*values):
 
 def _either_percent(gold, answer, expected, given):
     r"""50\% is 50 on some pages and 0.5 on others: either is right."""
-    percents = "%" in gold, "%" in answer
+    percents = has_percent(gold), has_percent(answer)
     if percents[0] == percents[1]:
         return False
     values = [given, expected] if percents[0] else [expected, given]
@@ -198,6 +211,14 @@ def _either_percent(gold, answer, expected, given):
     if not isinstance(percent, Number):
         return False
     return same(other, Number(percent.value / 100, percent.digits))
+
+
+def _either_mixed(gold, answer):
+    """ "2 and 1/2" may be 2 1/2, or two values, as `read` has it."""
+    if " and " not in f"{gold} {answer}":
+        return False
+    numbers = parse_number(gold), parse_number(answer)
+    return None not in numbers and numbers[0] == numbers[1]
 
 
 # --- Expressions, with sympy -------------------------------------------------
@@ -427,9 +448,9 @@ def _ratio_of(gold, answer):
 def _at_random_points(gold, answer):
     """Return the values of two expressions at the same points, in pairs.
 
-    Points where only one of the two is a real number are left out: log x^2
-    and 2 log x are the same where both are defined. Raises Unreadable when
-    the two can't be computed anywhere.
+    Points where the two are not both real numbers are left out, if there are
+    others: log x^2 and 2 log x are the same where both are defined. Raises
+    Unreadable when the two can't be computed anywhere.
     """
     names = sorted({s.name for s in gold.free_symbols | answer.free_symbols})
     source = random.Random(0)  # the same points, hence the same reward
@@ -447,7 +468,7 @@ def _at_random_points(gold, answer):
             pairs.append((one, other))
     if not pairs:
         raise Unreadable("it has no value")
-    return pairs
+    return [pair for pair in pairs if not pair[0].imag] or pairs
 
 
 def _value_at(expression, point):

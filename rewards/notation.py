@@ -17,7 +17,7 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
-from rewards.numbers import parse_number
+from rewards.numbers import SUM_OF_NAMES, parse_number
 
 MAX_CHARS = 1000  # math_verify refuses longer texts too
 MAX_DEPTH = 20  # of brackets and braces in one another
@@ -72,7 +72,11 @@ _SPELLINGS = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
         (r"\\(?:left|right|displaystyle|big|Big|bigg|Bigg)(?![A-Za-z])", ""),
-        (r"(?<=[0-9])(?:\{,\}|,?\\[,!])(?=[0-9]{3}(?![0-9]))", ","),
+        (r"(?<=[0-9])(?:\{,\}|,?\\,|,?\\!\s?)(?=[0-9]{3}(?![0-9]))", ","),
+        (r"\\(?:mathrm|text)\s*\{\s*([ei])\s*\}", r" \1 "),
+        (r"\\math(?:it|bf)\s*\{\s*([A-Za-z])\s*\}", r" \1 "),
+        (r"\\langle(?![A-Za-z])", "("),
+        (r"\\rangle(?![A-Za-z])", ")"),
         (r"(?<!\\)\\[,;:! ]|\\q?quad(?![A-Za-z])|~", " "),
         (r"\\(?:mathrm|mathbf|mathit|textbf|textit|textrm|mbox|operatorname)"
          r"\s*(?=\{)", r"\\text"),
@@ -98,6 +102,10 @@ _SPELLINGS = [
         (r"\\rbrace(?![A-Za-z])", r"\\}"),
         (r"\*\*", "^"),
         (r"\^\s*(?:\\circ|\{\s*\\circ\s*\})", ""),
+        # a time of day: "4:30 p.m." and "4:30 \text{ PM}"
+        (r"(?<=:[0-9]{2})\s*\\text\s*\{\s*([AP])\.?M\.?\s*\}", r" \1M"),
+        (r"(?<=:[0-9]{2})\s*(?:([Aa])|[Pp])\.?[Mm](?![A-Za-z])",
+         lambda noon: " AM" if noon[1] else " PM"),
         # a unit after a value: "2\sqrt{3}\text{ cm}^2", "2\sqrt{3} cm"
         (r"(?<=[0-9)}i])\s*\\text\s*\{[^{}]*\}(?:\s*\^\s*\{?[0-9]\}?)?"
          r"(?=\s*(?:,|$))", ""),
@@ -122,9 +130,14 @@ def clean(text):
     return " ".join(text.split()).strip(" .,:")
 
 
+_DECIMAL = re.compile(
+    r"[0-9]*\.[0-9]+(?![0-9]|\\(?:overline|dot|bar)(?![a-z]))"
+)
+
+
 def decimal_digits(text):
     """Count the significant digits of the longest decimal in `text`."""
-    decimals = re.findall(r"[0-9]*\.[0-9]+", text)
+    decimals = _DECIMAL.findall(text)
     digits = [len(one.lstrip("0.").replace(".", "")) for one in decimals]
     return max(digits, default=0)
 
@@ -195,10 +208,11 @@ class Inequality:
     strict: bool
 
 
-_BRACKETS = re.compile(r"\\[{}]|\\[lr]angle\b|[()\[\]{}]")
-_OPENERS = ("(", "[", "{", r"\{", r"\langle")
+_BRACKETS = re.compile(r"\\[{}]|[()\[\]{}]")
+_OPENERS = ("(", "[", "{", r"\{")
 _COMPARES = re.compile(r"\\(?:le|ge|ne|in|approx|equiv)(?![A-Za-z])|[=<>]")
 _NAME = re.compile(r"[A-Za-z](?:_\{?\w+\}?)?(?:\([A-Za-z]\))?|\\[A-Za-z]+")
+_NAMES = re.compile(r"\(\s*[A-Za-z](?:\s*,\s*[A-Za-z])+\s*\)")
 _LETTERS = re.compile(r"\\[A-Za-z]+|[A-Za-z]+")
 _TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
 _LAYOUT = re.compile(r"\\(?:text|begin|end)\s*\{[^{}]*\}")
@@ -226,6 +240,10 @@ def read(text):
     """
     if len(text) > MAX_CHARS:
         raise Unreadable(f"longer than {MAX_CHARS} characters")
+    # "2 and 1/2" may be two values
+    number = None if " and " in text else _number(text)
+    if number:
+        return number
     cleaned = clean(text)
     _check_brackets(cleaned)
     if _too_large(cleaned):
@@ -257,19 +275,7 @@ def _value(text):
     return _bracketed(text) or _single(text)
 
 
-_REPEATING = re.compile(
-    r"(-?)([0-9]*)\.([0-9]*)\\(?:overline|dot|bar)\s*\{([0-9]+)\}"
-)
-
-
 def _number(text):
-    repeating = _REPEATING.fullmatch(text)
-    if repeating:
-        sign, whole, once, again = repeating.groups()
-        nines = 10 ** len(again) - 1
-        value = int(whole + once or 0) + Fraction(int(again), nines)
-        value /= 10 ** len(once)
-        return Number(-value if sign else value)
     value = None if "=" in text else parse_number(text)
     return None if value is None else Number(value, decimal_digits(text))
 
@@ -285,6 +291,8 @@ def _words(text):
     if choice:
         return Words((choice[1].lower(),))
     words = tuple(bare.lower().split())
+    if len(words) > 1 and words[0] in ("a", "an", "the"):
+        words = words[1:]
     if _DAY.fullmatch(bare) or (inside and re.search("[A-Za-z]", bare)):
         return Words(words)
     if not _WORD_TEXT.fullmatch(bare):
@@ -292,6 +300,26 @@ def _words(text):
     if any(len(word) > 3 for word in words) or words[0] in _SHORT:
         return Words(words)
     return None
+
+
+_OPTION = re.compile(
+    r"(?:\(([A-J])\)|([A-J])[).:](?=\s)|([A-J])(?=[).]?$))\s*(\S.*)?"
+)
+
+
+def option(text):
+    r"""Return the letter of a multiple choice and the value after it.
+
+    The value is "" if the letter stands alone; both are "" if `text` is
+    neither.
+
+    >>> option("(C) 15"), option(r"\text{C: red}"), option("B."), option("2C")
+    (('C', '15'), ('C', 'red'), ('B', ''), ('', ''))
+    """
+    match = _OPTION.fullmatch(" ".join(_TEXT.sub(r"\1", clean(text)).split()))
+    if match is None:
+        return "", ""
+    return match[1] or match[2] or match[3], (match[4] or "").strip(" .")
 
 
 _SHORT = ("yes", "no", "odd", "red", "one", "two", "six", "ten")
@@ -346,8 +374,13 @@ def _equation(sides):
     if _NAME.fullmatch(sides[-1]) and not _NAME.fullmatch(sides[0]):
         sides = sides[::-1]  # "5 = x"
     name = _NAME.fullmatch(sides[0]) is not None
-    if not name and not any(_has_variable(side) for side in sides):
+    computed = sides
+    if len(sides) > 2 and SUM_OF_NAMES.fullmatch(sides[0]):
+        computed = sides[1:]  # "m + n = 256 + 37 = 293" says 293
+    if not name and not any(map(_has_variable, computed)):
         return _value(sides[-1])  # "2 + 3 = 5" says 5
+    if _NAMES.fullmatch(sides[0]):
+        return _value(sides[-1])
     return Equation(sides[0], _value(sides[-1]), name)
 
 
@@ -481,7 +514,16 @@ def _outer_braces_off(text):
 
 
 def squeezed(text):
-    return re.sub(r"[\s{}]", "", text)
+    r"""Return `text` without the blanks and braces that mean nothing.
+
+    Those between two letters or digits do: 1/23 is not 12/3.
+
+    >>> squeezed("x^{2} + 1"), squeezed(r"\frac{1}{23}"), squeezed("1 2")
+    ('x^2+1', '\\frac{1}{23}', '1 2')
+    """
+    text = re.sub(r"([_^])\s*\{\s*([A-Za-z0-9])\s*\}", r"\1\2", text)
+    words = " ".join(text.split())
+    return re.sub(r"(?<![A-Za-z0-9]) | (?![A-Za-z0-9])", "", words)
 
 
 # --- What would take for ever ------------------------------------------------
@@ -502,7 +544,7 @@ def _too_large(text):
     """
     if re.search(r"\\binom\s*\{\s*[0-9]{5}", text):
         return True
-    text = re.sub(r"[\s{}]", "", text)
+    text = re.sub(r"[\s{}]", "", re.sub(r"\}\s*\{", ";", text))
     for factorial in _FACTORIAL.finditer(text):
         if _above(factorial[1], MAX_FACTORIAL):
             return True

@@ -23,7 +23,7 @@ _NUMBER = re.compile(
     rf"""
     (?P<sign>[-+]?)\ ?
     (?:
-        (?:(?P<whole>[0-9]+)\ (?:and\ )?)?
+        (?:(?P<whole>[0-9]+)\ (?P<and>and\ )?)?
         (?P<numerator>{_DECIMAL})\ ?/\ ?(?P<denominator>{_DECIMAL})
     |
         (?P<decimal>{_DECIMAL})
@@ -60,6 +60,14 @@ _CHARACTERS = str.maketrans(
         },
     }
 )
+
+
+def _repeating(whole, once, again):
+    """Return the fraction that 0.1666..., given as "0", "1", "6", is."""
+    difference = int(whole + once + again) - int(whole + once or 0)
+    return f" {difference}/{(10 ** len(again) - 1) * 10 ** len(once)}"
+
+
 _SUPERSCRIPT = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-")
 _ARGUMENT = r"\s*(?:\{{\s*({}[0-9.,]+)\s*\}}|([0-9]))"
 # In this order: a rule may count on what the rules above it have done.
@@ -71,7 +79,7 @@ _LATEX = [
         (r"\\[()\[\]]|\\(?:left|right|displaystyle)\b", ""),
         # a thousands separator: 1{,}000 or 1\,000 or a thin space
         (
-            r"(?<=[0-9])(?:\{,\}|,?\\[,!]|[\u00a0\u2009\u202f])"
+            r"(?<=[0-9])(?:\{,\}|,?\\,|,?\\!\s?|[\u00a0\u2009\u202f])"
             r"(?=[0-9]{3}(?![0-9]))",
             ",",
         ),
@@ -81,7 +89,13 @@ _LATEX = [
             r"\s*\{([^{}]*)\}",
             r" \1 ",
         ),
+        (r"(?<!\s)\s+\^", "^"),
         (r"\^\s*(?:\\circ\b|\{\s*\\circ\s*\})|\\degree\b", "°"),
+        (
+            r"(?<![0-9])([0-9]*)\.([0-9]*)"
+            r"\\(?:overline|dot|bar)\s*\{([0-9]+)\}",
+            lambda digits: _repeating(*digits.groups()),
+        ),
         (r"\\(?:times|cdot)\b", "*"),
         (r"\\div\b", "/"),
         (r"\^\s*\{\s*([-+]?[0-9]+)\s*\}", r"^\1"),
@@ -95,6 +109,7 @@ _LATEX = [
         ),
     )
 ]
+_IN_BRACKETS = re.compile(r"\\?[({]([^(){}]*)\\?[)}]")
 # What may stand before the digits: "-$5", "US$ 5", "USD 5", "negative 5".
 _PREFIX = re.compile(
     r"([-+]?) ?"
@@ -143,11 +158,17 @@ _TERM = re.compile(
     rf"|(?<=[0-9]) ?(?:{_SHORT_UNIT})(?![A-Za-z])"
     r"|(?<![0-9A-Za-z\\])(?:of|in|to|at|by|an?)(?![A-Za-z])"
 )
+SUM_OF_NAMES = re.compile(r"[A-Za-z](?: ?\+ ?[A-Za-z])+")
 _BETWEEN_BOXES = re.compile(
     r"(?:[\s,;$&]|\\[,;:()\[\] ]|\\q?quad|and\b|or\b"
     r"|\\text\s?\{[\s,]*(?:and|or)[\s,]*\})*"
 )
-_BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{|\\?[{}]")
+# Policies misspell the command, and "\b" in a string that was meant to be raw
+# is a backspace. "\boxed 42" needs no braces.
+_BRACE = re.compile(
+    r"(?:\\(?:boxed|f?box)|\x08oxed|(?<![\\A-Za-z])boxed)\s*\{|\\?[{}]"
+    r"|\\boxed\s*(?P<bare>[-+]?[0-9](?:[0-9.,/]*[0-9])?)"
+)
 
 
 def parse_number(text):
@@ -181,17 +202,29 @@ def parse_number(text):
     if _DIGITS.fullmatch(text):
         return Fraction(int(text))
     *left, right = _plain(_unboxed(text)).split("=")
+    if len(left) > 1 and SUM_OF_NAMES.fullmatch(left[0].strip()):
+        del left[0]  # "m + n = 256 + 37 = 293" computes what was asked for
     value = _quantity(right)
     if value is None or not all(_leads_to(value, side) for side in left):
         return None
     return value
 
 
+def has_percent(text):
+    """Tell whether a text names a percentage.
+
+    >>> has_percent(r"50\\%"), has_percent("50 percent"), has_percent("0.5")
+    (True, True, False)
+    """
+    return "%" in text or "percent" in text.lower()
+
+
 def boxes(text):
     r"""Return (start, end, content) of each well-formed box, in order.
 
-    A box is \boxed{...} or \fbox{...} with balanced braces. Of nested boxes
-    only the outermost counts. Takes one pass over the text.
+    A box is \boxed{...} or \fbox{...} with balanced braces, also as \box{...}
+    and boxed{...}, or a \boxed before a number. Of nested boxes only the
+    outermost counts. Takes one pass over the text.
 
     >>> boxes(r"\boxed{1}, then \boxed{\frac{1}{2}} in a \boxed form")
     [(0, 9, '1'), (16, 35, '\\frac{1}{2}')]
@@ -206,10 +239,10 @@ def boxes(text):
                     found.pop()  # it stands in this one
                 content = text[opener.end() : brace.start()]
                 found.append((opener.start(), brace.end(), content))
-        elif brace[0] == "{":
-            open_braces.append(None)
-        elif brace[0][:2] in (r"\b", r"\f"):
-            open_braces.append(brace)
+        elif brace["bare"]:
+            found.append((brace.start(), brace.end(), brace["bare"]))
+        elif brace[0].endswith("{") and brace[0] != r"\{":
+            open_braces.append(brace if len(brace[0]) > 1 else None)
     return found
 
 
@@ -263,6 +296,8 @@ def _plain(text):
 def _quantity(text):
     """Return the number in a plain text of a number and its unit, or None."""
     text = text.lstrip(" *_`\"'$").rstrip(" *_`\"'$.,;:")
+    if brackets := _IN_BRACKETS.fullmatch(text):
+        text = brackets[1].strip(" $\\")
     text = _PREFIX.sub(r"\1", _MINUS.sub("-", text), count=1)
     number = _NUMBER.fullmatch(_ASIDE.sub("", text))
     if number is None or not _is_unit(number["unit"]):
@@ -337,4 +372,6 @@ def _fraction(number):
     # "4 10/3" is no mixed number, so it has no value that can be trusted
     if numerator >= denominator:
         return None
+    if number["and"] and int(number["whole"]) == 0:
+        return None  # "0 and 1/2" are two numbers
     return int(number["whole"]) + numerator / denominator
