@@ -34,6 +34,9 @@ DPI = 72
 SMOOTHING = 5
 """Optimiser steps in the moving average of a curve."""
 
+SHOWN_SIDE = 90
+"""Characters of a long completion that a table shows at either end."""
+
 HEALTH = {
     "reward_std": "Spread of the reward (std)",
     "zero_spread_share": "Groups without spread (share)",
@@ -106,6 +109,84 @@ def reward_table(
     return styled.set_properties(
         subset=["text"], **{"font-family": "monospace"}
     ).background_gradient(subset=["total"], cmap="Greens", vmin=0, vmax=6)
+
+
+def reward_totals(
+    completions: dict[str, str],
+    gold: str,
+    sets: dict[str, Sequence[Callable]],
+) -> pd.DataFrame:
+    """What several reward sets pay for the same completions.
+
+    Args:
+        completions: a name for each completion, and its text.
+        gold: the gold answer of the one question they all answer.
+        sets: a name for each set, and its reward functions.
+
+    Returns:
+        A row for each completion: `completion`, `text`, then the sum of each
+        set in a column of the set's name. A part that could not score counts
+        as nothing.
+    """
+    texts = list(completions.values())
+    golds = [gold] * len(texts)
+    frame = pd.DataFrame({"completion": list(completions), "text": texts})
+    for name, parts in sets.items():
+        paid = [reward(texts, answer=golds) for reward in parts]
+        frame[name] = pd.DataFrame(paid, dtype=float).sum()
+    return frame
+
+
+def reward_totals_table(totals: pd.DataFrame) -> Styler:
+    """`reward_totals` as a table; a long text loses its middle."""
+    names = list(totals.columns[2:])
+    shown = totals.assign(text=[_shortened(text) for text in totals["text"]])
+    styled = table(shown, {name: "{:.2f}" for name in names})
+    return styled.set_properties(
+        subset=["text"], **{"font-family": "monospace"}
+    ).background_gradient(subset=names, cmap="Greens", vmin=0, vmax=6)
+
+
+def _shortened(text: str) -> str:
+    if len(text) <= 2 * SHOWN_SIDE:
+        return text
+    left_out = len(text) - 2 * SHOWN_SIDE
+    start, end = text[:SHOWN_SIDE], text[-SHOWN_SIDE:]
+    return f"{start}\n[{left_out} more characters]\n{end}"
+
+
+def reward_totals_figure(totals: pd.DataFrame) -> Figure:
+    """`reward_totals`, one line for each completion, a mark for each set.
+
+    The first completion is what the others are compared with: a dotted line
+    of each set's colour stands at what the set pays for it, and whatever
+    lies to the right of it is paid more.
+    """
+    count, names = len(totals), list(totals.columns[2:])
+    figure, axis = plt.subplots(
+        figsize=(10, 0.35 * count + 1.3), dpi=DPI, layout="constrained"
+    )
+    heights = range(count - 1, -1, -1)
+    looks = list(zip(names, cycle(COLOURS), cycle("os^D"), strict=False))
+    for at, (name, colour, mark) in enumerate(looks):
+        shift = 0.24 * ((len(names) - 1) / 2 - at)
+        axis.plot(
+            totals[name],
+            [height + shift for height in heights],
+            linestyle="",
+            marker=mark,
+            color=colour,
+            label=name,
+        )
+        axis.axvline(totals[name].iloc[0], color=colour, linestyle=":")
+    axis.set_yticks(heights, list(totals["completion"]))
+    axis.margins(y=0.06)
+    first = totals["completion"].iloc[0]
+    axis.set_xlabel(f"sum of the parts; dotted: {first}")
+    axis.grid(alpha=0.3)
+    figure.legend(loc="outside upper center", ncols=len(names))
+    plt.close(figure)
+    return figure
 
 
 def short_name(reward: Callable | str) -> str:

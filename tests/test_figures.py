@@ -169,6 +169,65 @@ def test_the_reward_table_adds_up():
     assert [float(value) for value in found[10:16]] == [0.0] * 6
 
 
+def some_totals(completions=None, gold="#### 72"):
+    completions = completions or {
+        "perfect": "<reasoning>\n9 * 8\n</reasoning>\n<answer>\n72\n</answer>",
+        "bare": "72",
+        "long": "<answer>72</answer>" + "<b>" * 200,
+    }
+    sets = {"ours": FIVE_PART, "one part": FIVE_PART[:1]}
+    return figures.reward_totals(completions, gold, sets)
+
+
+def test_reward_totals_are_sums():
+    totals = some_totals()
+    assert list(totals) == ["completion", "text", "ours", "one part"]
+    assert list(totals["ours"]) == [MAX_REWARD, 0.0, 2.5]
+    assert list(totals["one part"]) == [2.0, 0.0, 2.0]
+
+
+def test_a_part_that_could_not_score_counts_as_nothing():
+    """A gold that can't be read: correctness gives None, the rest a number."""
+    totals = some_totals(gold="no number here")
+    assert list(totals["ours"]) == [2.0, 0.0, 0.5]
+    assert list(totals["one part"]) == [0.0, 0.0, 0.0]
+
+
+def test_the_table_of_totals_shortens_long_texts_only():
+    page = figures.reward_totals_table(some_totals()).to_html()
+    found = cells(page)
+    assert [float(value) for value in found[2:4]] == [4.0, 2.0]
+    assert found[5] == "72"
+    left_out = len("<answer>72</answer>") + 600 - 2 * figures.SHOWN_SIDE
+    assert f"[{left_out} more characters]" in found[9]
+    assert page.count("more characters") == 1
+    assert "&lt;answer&gt;72" in page and "<answer>" not in page
+
+
+def test_the_figure_of_totals_shows_every_set_for_every_completion():
+    totals = some_totals()
+    figure = figures.reward_totals_figure(totals)
+    (axis,) = figure.axes
+    names = [tick.get_text() for tick in axis.get_yticklabels()]
+    assert names == list(totals["completion"])
+    heights = list(axis.get_yticks())
+    assert heights == sorted(heights, reverse=True)  # the first one on top
+    marks, lines = axis.lines[0::2], axis.lines[1::2]
+    for name, mark, line in zip(
+        ["ours", "one part"], marks, lines, strict=True
+    ):
+        assert mark.get_label() == name
+        assert list(mark.get_xdata()) == list(totals[name])
+        assert np.abs(mark.get_ydata() - np.array(heights)).max() < 0.5
+        assert set(line.get_xdata()) == {totals[name][0]}
+        assert line.get_color() == mark.get_color()
+    looks = {(mark.get_color(), mark.get_marker()) for mark in marks}
+    assert len(looks) == 2
+    legend = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert legend == ["ours", "one part"]
+    assert not plt.get_fignums()  # closed, so that it is shown once
+
+
 def evaluation(texts: list[tuple[str, bool]]) -> Evaluation:
     return Evaluation(
         tuple(

@@ -114,3 +114,100 @@ def test_a_failed_run_is_told_and_the_lesson_fails(tmp_path):
     assert by_name["broken lr=0.001"]["status"] == "failed"
     assert len(results["leaderboard"]) == 1
     assert "broken lr=0.001" in done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def rewards_lesson(tmp_path_factory):
+    """The lesson on rewards, in the full profile: no GPU is asked for."""
+    output = tmp_path_factory.mktemp("lessons") / "01"
+    done = run_lesson("01_rewards", output, "-p", "PROFILE", "full")
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    results = json.loads((output / "run" / "results.json").read_text())
+    notebook = nbformat.read(output / "01_rewards.ipynb", as_version=4)
+    return results, notebook
+
+
+def test_rewards_lesson_agrees_with_trl(rewards_lesson):
+    """To 1e-6: advantages, loss and gradient, for the same numbers."""
+    results, _ = rewards_lesson
+    differences = results["difference_from_trl"]
+    assert set(differences) == {"advantages", "loss", "gradient"}
+    assert all(0 <= gap < 1e-6 for gap in differences.values())
+
+
+def test_rewards_lesson_says_what_its_numbers_say(rewards_lesson):
+    """Each claim of the prose on advantages, loss and learning."""
+    results, _ = rewards_lesson
+    assert list(results["rewards"].values()) == [4.0, 3.5, 2.0, 0.0]
+    advantages = results["advantages"]
+    assert sum(advantages.values()) == pytest.approx(0, abs=1e-6)
+    assert min(advantages, key=advantages.get) == "right, no tags"
+    assert advantages["right, no tags"] < 5 * advantages["wrong, well tagged"]
+    first, unsure, even, turned = results["losses"]
+    assert (first["loss"], even["loss"]) == pytest.approx(
+        (-0.226, 0), abs=1e-3
+    )
+    assert unsure == {**first, "case": unsure["case"]}
+    assert turned["loss"] > 0.1
+    assert all(row["size of the gradient"] > 0.1 for row in results["losses"])
+    learning = results["learning"]
+    assert {row["loss"] for row in learning} == {0.0}
+    means = [row["mean reward"] for row in learning]
+    assert means == sorted(means) and means[0] < 2.4 and means[-1] > 3.8
+
+
+def test_rewards_lesson_is_fair_to_both_sets(rewards_lesson):
+    """Each claim of the prose below the figure."""
+    results, _ = rewards_lesson
+    ours, published = (
+        {row["completion"]: row[name] for row in results["totals"]}
+        for name in ("ours", "as published")
+    )
+    honest = "honest, two lines"
+    empty = "empty reasoning"
+    assert published[empty] == published["honest, one line"] == 3.5
+    assert ours[empty] == ours["honest, one line"] == ours[honest] == 4.0
+    assert (
+        published[honest]
+        == 3.0
+        == max(
+            paid
+            for name, paid in published.items()
+            if published[empty] != paid
+        )
+    )
+    for name in ("swapped tags", "unclosed reasoning", "bare number"):
+        assert published[honest] - 0.51 < published[name] < published[honest]
+        assert ours[name] < 0.5
+    for name in ("hedged answer", "copied placeholder"):
+        assert published[name] <= 1.0 < ours[name] == 1.5 < 2.0
+    assert ours["tag spam"] == 0 < published["tag spam"] < 0.35
+    assert ours["answer stuffing"] == published["answer stuffing"] == 2.75
+    assert published["very long tail"] < 0 and ours["very long tail"] == 3.0
+    assert max(ours.values()) == ours[honest]
+
+
+def test_rewards_lesson_judges_rewards(rewards_lesson):
+    """What the reader is told that `check_reward` finds."""
+    results, _ = rewards_lesson
+    assert results["failed_checks"] == {
+        "sloppy": ["not for wrong", "not for swapped", "not for a hedge"],
+        "as published": [],
+        "ours": [],
+    }
+
+
+def test_rewards_lesson_ran_and_shows_its_figure(rewards_lesson):
+    """It takes half a minute; far more would be a fault, less no run."""
+    _, notebook = rewards_lesson
+    assert 1 < notebook.metadata.papermill["duration"] < 600
+    outputs = [
+        out
+        for cell in notebook.cells
+        if cell.cell_type == "code"
+        for out in cell.outputs
+    ]
+    kinds = [set(out.get("data", {})) for out in outputs]
+    assert sum("image/png" in kind for kind in kinds) == 1
+    assert sum("text/html" in kind for kind in kinds) == 6
+    assert not any(out.get("name") == "stderr" for out in outputs)
