@@ -30,7 +30,7 @@
 #
 # | profile | machine | time | memory |
 # | --- | --- | --- | --- |
-# | all three | any: no GPU and no network needed | half a minute, measured on 2 CPU cores | 0.6 GiB, measured |
+# | all three | any: no GPU and no network needed | under half a minute, measured on 2 CPU cores | 0.7 GiB, measured |
 #
 # Whatever the banner says about GPUs, this lesson needs none: both editions
 # and all profiles of it do the same.
@@ -412,9 +412,9 @@ print("The gradients agree to 1e-6, too.")
 # %% [markdown]
 # ## Attack the reward
 #
-# A policy finds whatever pays, so find it first. Here are completions that
-# cheat, behind three honest ones to compare with. All are for the same
-# question.
+# Whatever is paid gets likelier, and a cheat is no exception. So look for
+# them first. Here are completions that cheat, behind three honest ones to
+# compare with. All are for the same question.
 
 # %%
 from rewards.published import FIVE_PART_AS_PUBLISHED
@@ -491,7 +491,8 @@ figures.reward_totals_figure(totals)
 # - **Tag spam** gets nothing from ours, and a third of a point from the
 #   published set.
 # - **Answer stuffing** gets 2.75 from both, because both take the last block.
-#   That is no free guess: only one block counts, and the form is lost.
+#   That is no free guess: only one block counts, and most of what the form
+#   pays is lost.
 # - The **very long tail** makes a right answer worth less than nothing in the
 #   published set. In ours it costs one point and no more, so it says "stop
 #   here" less loudly to a policy that already talks too long.
@@ -531,8 +532,9 @@ for name in sets:
     print(f"{name}: {'your cheat wins' if won else 'honesty pays more'}")
 
 # %% [markdown]
-# An unsolved sum is no number, so both sets pay its form only. The published
-# set can be beaten: the figure shows how.
+# An unsolved sum is no number, so both sets pay its form only. In the figure
+# above you saw a text that does beat the honest solution in the published
+# set: the one with empty reasoning.
 
 # %% [markdown]
 # ## Your own reward
@@ -605,7 +607,7 @@ print(verdicts)
 # - **not for swapped**: in one row the answer of another row is paid, for the
 #   same reason;
 # - **not for a hedge**: a list of answers is paid if it holds the right one,
-#   and a policy would soon learn to list many.
+#   so the longest list pays best.
 #
 # The rest is fine: it returns numbers, the same ones each time, and fast.
 #
@@ -681,9 +683,9 @@ for their_row, row in zip(their_paper.gradients, again, strict=True):
 
 # %% [markdown]
 # It is 0, whatever the lengths: each completion weighs the same, and the
-# advantages add up to 0. But now a token of a short completion gets a larger
-# push than one of a long completion: look at the last one, which has two
-# tokens, here and above.
+# advantages add up to 0. But with the same advantage a token of a short
+# completion now gets a larger push than one of a long completion: compare the
+# last one, which has two tokens, with the gradient above.
 #
 # **3. Mend the sloppy reward** (10 minutes, medium). Change `sloppy` so that
 # nothing fails and the right answer without tags is still paid. The module
