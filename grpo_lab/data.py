@@ -435,8 +435,8 @@ def _comparable(rows: list[Row], count: int) -> tuple[list[Row], int]:
     start = 0
     while len(kept) < count and start < len(rows):
         some = rows[start : start + count - len(kept)]
-        unusable = unusable_golds([row["answer"] for row in some])
-        kept += [row for i, row in enumerate(some) if i not in set(unusable)]
+        unusable = set(unusable_golds([row["answer"] for row in some]))
+        kept += [row for i, row in enumerate(some) if i not in unusable]
         start += len(some)
     return kept, start - len(kept)
 

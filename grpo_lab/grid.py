@@ -502,9 +502,9 @@ def reward_fingerprint(rewards: Sequence[Callable]) -> str:
     """
     digest = hashlib.sha256()
     for reward in [*rewards, evaluation.is_correct]:
-        function, options = _unwrapped(reward)
+        function, layers = _unwrapped(reward)
         digest.update(f"{function.__module__}.{function.__name__}".encode())
-        digest.update(repr(sorted(options.items())).encode())
+        digest.update(repr(layers).encode())
         # the text of a reward file, which is no module that is imported
         digest.update(getattr(function, "source", "").encode())
         for text in _sources(function):
@@ -512,13 +512,17 @@ def reward_fingerprint(rewards: Sequence[Callable]) -> str:
     return digest.hexdigest()
 
 
-def _unwrapped(reward: Callable) -> tuple[Callable, dict[str, object]]:
-    """A reward's function, and the options set by `rewards.with_options`."""
-    options: dict[str, object] = {}
-    while hasattr(reward, "__wrapped__"):
-        options |= getattr(reward, "keywords", {})
-        reward = reward.__wrapped__
-    return reward, options
+def _unwrapped(reward: Callable) -> tuple[Callable, list]:
+    """A reward's function, and what was bound to it, the outermost first.
+
+    That is what `rewards.with_options` and `rewards.reward_set` set.
+    """
+    layers = []
+    while isinstance(reward, functools.partial):
+        values = [value for value in reward.args if not callable(value)]
+        layers.append((values, sorted(reward.keywords.items())))
+        reward = getattr(reward, "__wrapped__", reward.func)
+    return reward, layers
 
 
 def _sources(function: Callable) -> list[str]:
@@ -529,7 +533,8 @@ def _sources(function: Callable) -> list[str]:
     texts, waiting, seen = [], [function], {function}
     while waiting:
         one = waiting.pop()
-        texts.append(inspect.getsource(one))
+        # of its code: else a decorated function would give what is inside
+        texts.append(inspect.getsource(one.__code__))
         for name, value in sorted(_used(one).items()):
             if isinstance(value, str | int | float | re.Pattern):
                 texts.append(f"{name} = {value!r}")

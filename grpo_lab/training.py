@@ -32,7 +32,7 @@ from grpo_lab.files import read_json, write_json, write_whole
 from grpo_lab.models import compute_dtype, precision_flags
 from grpo_lab.profiles import SCHEDULERS, RunSettings
 from grpo_lab.prompts import TEMPLATE_VALUES
-from rewards.health import FAILURES, Outcome, watch
+from rewards.health import FAILURES, FailureLimit, Outcome
 
 METRICS = {
     "reward": "reward",
@@ -174,20 +174,33 @@ def build_trainer(
     Raises:
         LabError: the settings would train without learning; see `check`.
     """
+    _refuse_one_name_twice(rewards)
     keep_sampling_ours(model)
-    failed = settings.max_failed_share
     trainer = GRPOTrainer(
         model=model,
-        reward_funcs=[watch(r, max_failed_share=failed) for r in rewards],
+        reward_funcs=list(rewards),
         args=grpo_config(settings, run_dir, len(train_dataset)),
         train_dataset=train_dataset,
         processing_class=tokenizer,
         peft_config=lora_config(settings),
     )
     prepare(trainer)
-    trainer.add_callback(Recorder(run_dir, rewards, progress))
+    limit = FailureLimit(settings.max_failed_share)
+    trainer.add_callback(Recorder(run_dir, rewards, progress, limit))
     check(trainer, settings)
     return trainer
+
+
+def _refuse_one_name_twice(rewards: Sequence[Callable]) -> None:
+    names = [reward.__name__ for reward in rewards]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise LabError(
+            f"Two rewards have the name {twice[0]}, and everything about a "
+            "reward is logged under its name. Give one of them another: "
+            "other_name = with_options(reward); other_name.__name__ = "
+            "'other_name'. Of two reward files, rename one."
+        )
 
 
 def keep_sampling_ours(model: PreTrainedModel) -> None:
@@ -496,6 +509,7 @@ class QuestionOrder(TrainerCallback):
 class Recorder(TrainerCallback):
     """Writes each step to `metrics.csv` and TensorBoard, and stops on NaN.
 
+    Also stops a run in which too much can't be graded, see `rewards.health`.
     Also marks each checkpoint that was written to its end, so that a resume
     never starts from half of one.
     """
@@ -505,7 +519,9 @@ class Recorder(TrainerCallback):
         run_dir: Path,
         rewards: Sequence[Callable],
         progress: Progress | None,
+        limit: FailureLimit,
     ) -> None:
+        self.limit = limit
         self.path = Path(run_dir) / "metrics.csv"
         self.board_dir = Path(run_dir) / "tensorboard"
         self.names = dict(METRICS)
@@ -558,6 +574,7 @@ class Recorder(TrainerCallback):
                 self.board.add_scalar(f"train/{name}", value, row["step"])
         # Else a kill would take up to two minutes of values with it.
         self.board.flush()
+        self.limit.add(logs, args.generation_batch_size)
         if self.progress:
             self.progress(state.global_step, state.max_steps, row)
 

@@ -50,7 +50,7 @@ from rewards.five_part import (
     strict_format_reward,
     tag_count_reward,
 )
-from rewards.health import Outcome, watch
+from rewards.health import FailureLimit, Outcome
 from rewards.numbers import parse_number
 from rewards.options import with_options
 from rewards.symbolic import accuracy_reward, unusable_golds
@@ -58,6 +58,7 @@ from rewards.symbolic import accuracy_reward, unusable_golds
 __all__ = [
     "COOKBOOK",
     "FIVE_PART",
+    "FailureLimit",
     "MAX_REWARD",
     "POLICIES",
     "RANGES",
@@ -79,6 +80,5 @@ __all__ = [
     "tag_count_reward",
     "think_format_reward",
     "unusable_golds",
-    "watch",
     "with_options",
 ]

@@ -21,16 +21,34 @@ def completion_text(completion):
 
     A plain completion is a string. A conversational one is a list of
     messages, and the last one is what the policy said: "" if it has no text,
-    as a call of a tool has none.
+    as a call of a tool has none, or if a tool said it.
 
     >>> completion_text("18")
     '18'
     >>> completion_text([{"role": "assistant", "content": "18"}])
     '18'
+    >>> completion_text([{"role": "tool", "content": "18"}])
+    ''
     """
     if isinstance(completion, str):
         return completion
-    return completion[-1]["content"] or ""
+    last = completion[-1] if completion else {}
+    if last.get("role", "assistant") != "assistant":
+        return ""
+    return content_text(last.get("content"))
+
+
+def content_text(content):
+    """Return the text of a message's content: a string, blocks, or None.
+
+    >>> content_text([{"type": "text", "text": "18"}, {"type": "image"}])
+    '18'
+    >>> content_text(None)
+    ''
+    """
+    if isinstance(content, list):
+        return "".join(block.get("text") or "" for block in content)
+    return content or ""
 
 
 def completion_texts(completions):
@@ -50,20 +68,23 @@ def completion_texts(completions):
     return [completion_text(completion) for completion in completions]
 
 
-def gold_column(completions, *, optional=False, **columns):
+def gold_column(completions, columns, *, first="answer", optional=False):
     """Return the gold answers of a batch, one for each completion.
 
-    The golds are in the first column of GOLD_COLUMNS that is present. A
-    column whose value is None counts as absent. Raises RewardError when
-    there is no such column (with `optional`, every gold is None then), when
-    it is not a list, or when its length is not the number of completions.
+    `columns` holds what the trainer passed beside the completions. The golds
+    are in the column `first`, else in the first of GOLD_COLUMNS that is
+    there. A column whose value is None counts as absent. Raises RewardError
+    when there is no such column (with `optional`, every gold is None then),
+    when it is not a list, or when its length is not the number of
+    completions.
 
-    >>> gold_column(["a", "b"], answer=["#### 1", "#### 2"])
+    >>> gold_column(["a", "b"], {"answer": ["#### 1", "#### 2"]})
     ['#### 1', '#### 2']
-    >>> gold_column(["a", "b"], solution=[1, 2], question=["?", "??"])
-    [1, 2]
+    >>> both = {"answer": ["B"], "solution": ["2"]}
+    >>> gold_column(["a"], both, first="solution")
+    ['2']
     """
-    for name in GOLD_COLUMNS:
+    for name in (first, *GOLD_COLUMNS):
         if columns.get(name) is not None:
             return _checked(name, columns[name], len(completions))
     if optional:

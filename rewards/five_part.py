@@ -38,6 +38,7 @@ GSM8K by William Brown (2025), which many tutorials copy.
 
 import functools
 import math
+import numbers
 import re
 
 from rewards.answers import (
@@ -85,7 +86,7 @@ def correctness_reward(
     >>> correctness_reward([right], answer=["no number in here"])
     [None]
     """
-    golds = gold_column(completions, answer=answer, **kwargs)
+    golds = gold_column(completions, {"answer": answer, **kwargs})
     turns = read_turns(completions, prefilled)
     answers = [extract_answer(text, policy) for text in turns]
     outcomes = list(map(compare_numbers, answers, golds))
@@ -105,7 +106,7 @@ def integer_reward(completions, *, prefilled="", **kwargs):
     >>> integer_reward(["<answer>18</answer>"], answer=["1/2"])
     [0.0]
     """
-    golds = gold_column(completions, optional=True, **kwargs)
+    golds = gold_column(completions, kwargs, optional=True)
     return [
         INTEGER * _fitting_integer(text, gold)
         for text, gold in zip(
@@ -236,7 +237,7 @@ def _check_weights(weights):
 
 def _is_weight(weight):
     return (
-        isinstance(weight, int | float)
+        isinstance(weight, numbers.Real)
         and math.isfinite(weight)
         and weight >= 0
     )

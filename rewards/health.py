@@ -4,11 +4,10 @@ A reward of 0 says that an answer was wrong. It must not also say that the
 answer could not be read, that the comparison was given up, or that the gold
 is broken: such a run looks like one that learns nothing, and goes on for
 hours. So every grader says what became of each completion, by an `Outcome`;
-`report` hands the counts to the trainer, and `watch` ends a run in which too
-much fails.
+`report` hands the counts to the trainer's log, and a `FailureLimit` that reads
+this log ends a run in which too much fails.
 """
 
-import functools
 from collections import deque
 from enum import StrEnum
 
@@ -63,7 +62,7 @@ form yet gives none.
 
 
 def report(
-    name, outcomes, details, *, log_metric=None, log_extra=None, **kwargs
+    name, outcomes, details, /, *, log_metric=None, log_extra=None, **columns
 ) -> None:
     """Hand the outcomes of one batch to the trainer's log.
 
@@ -96,85 +95,70 @@ def report(
             log_extra(f"{name}/{column}", [text or "" for text in texts])
 
 
-def watch(reward, *, max_failed_share: float = 0.5, window: int = 200):
-    """Return `reward`, made to end a run in which too much fails.
+class FailureLimit:
+    """Ends a run in which too much can't be graded.
 
-    Over the last `window` completions or more, at most `max_failed_share`
-    of them (0 to 1; 1 never ends a run) may have an outcome of FAILURES. It
-    goes by what the reward reports as ``.../failed`` through `log_metric`,
-    so a reward that reports nothing is let through as it is. The result has
-    the name of `reward` and is called as it is.
+    Give `add` what the trainer logs after each step, from a callback of the
+    trainer. Over the last `window` completions or more, at most
+    `max_failed_share` of them (0 to 1; 1 never ends a run) may have an
+    outcome of FAILURES, by the reward that fails most. Going by the log
+    leaves the rewards as they are, and on several GPUs, where TRL averages
+    what is logged, all processes end together.
 
-    Raises RewardError, from within training, when the share is exceeded;
-    and at once for a share that is not between 0 and 1.
+    Raises RewardError for a share that is not between 0 and 1.
 
-    >>> from rewards import correctness_reward
-    >>> watched = watch(correctness_reward, window=2)
-    >>> watched.__name__, watched(["<answer>5</answer>"], answer=["#### 5"])
-    ('correctness_reward', [2.0])
+    >>> limit = FailureLimit(max_failed_share=0.5, window=8)
+    >>> limit.add({"accuracy_reward/failed": 0.75, "reward": 0.1}, 4)
     >>> try:
-    ...     watched(["<answer>a few</answer>"] * 4, answer=["#### 5"] * 4)
+    ...     limit.add({"accuracy_reward/failed": 0.75, "reward": 0.1}, 4)
     ... except RewardError as error:
-    ...     print(str(error)[:42])
-    Of the last 4 completions, 100 % could not
+    ...     print(str(error)[:43])
+    Of the last 8 completions, 75 % could not b
     """
-    if not 0 <= max_failed_share <= 1:
-        raise RewardError(
-            f"The largest share of failures is {max_failed_share}, and a "
-            "share lies between 0 and 1. Type one, such as 0.5; 1 never "
-            "ends a run."
-        )
-    return functools.update_wrapper(
-        _Watched(reward, max_failed_share, window), reward
-    )
 
-
-class _Watched:
-    """A reward function that counts its failures; it can be pickled."""
-
-    def __init__(self, reward, max_failed_share, window):
-        self.reward = reward
+    def __init__(self, max_failed_share: float = 0.5, window: int = 200):
+        if not 0 <= max_failed_share <= 1:
+            raise RewardError(
+                f"The largest share of failures is {max_failed_share}, and a "
+                "share lies between 0 and 1. Type one, such as 0.5; 1 never "
+                "ends a run."
+            )
         self.max_failed_share = max_failed_share
         self.window = window
-        self.batches = deque()  # (completions, how many of them failed)
+        self.steps = deque()  # (completions, how many of them failed)
 
-    def __call__(self, completions, *, log_metric=None, **columns):
-        shares = {}
+    def add(self, logs: dict, completions: int) -> None:
+        """Count one step; `logs` maps the names of metrics to values.
 
-        def note(name, share):
-            shares[name] = share
-            if log_metric is not None:
-                log_metric(name, share)
-
-        scores = self.reward(completions, log_metric=note, **columns)
-        failed = [v for name, v in shares.items() if name.endswith("/failed")]
-        if failed:
-            self._count(len(completions), max(failed), shares)
-        return scores
-
-    def _count(self, size, share, shares):
-        self.batches.append((size, share * size))
-        while self._seen() - self.batches[0][0] >= self.window:
-            self.batches.popleft()
-        failed = sum(count for _, count in self.batches) / self._seen()
-        if self._seen() < self.window or failed <= self.max_failed_share:
+        Raises RewardError when the share is exceeded.
+        """
+        failed = {k: v for k, v in logs.items() if k.endswith("/failed")}
+        if not failed:
             return
-        kinds = ", ".join(
-            f"{name.rpartition('/')[2]} {value:.0%}"
-            for name, value in shares.items()
-            if value and name.rpartition("/")[2] in FAILURES
-        )
-        raise RewardError(
-            f"Of the last {self._seen()} completions, {failed * 100:.0f} % "
-            f"could not be graded by {self.reward.__name__}, so this run "
-            "would learn from noise. In the last batch: "
-            f"{kinds or 'none'}. Look at the columns "
-            f"'{self.reward.__name__}/...' of the completions: unreadable "
-            "answers call for another prompt or another reward, no_gold for "
-            "other golds, error for another reward file. To go on all the "
-            "same, raise the share that is allowed to fail, max_failed_share, "
-            f"which is {self.max_failed_share:g} now."
-        )
+        worst = max(failed, key=failed.get)
+        self.steps.append((completions, failed[worst] * completions))
+        while self._seen() - self.steps[0][0] >= self.window:
+            self.steps.popleft()
+        share = sum(count for _, count in self.steps) / self._seen()
+        if self._seen() >= self.window and share > self.max_failed_share:
+            raise self._error(share, worst.removesuffix("/failed"), logs)
 
     def _seen(self) -> int:
-        return sum(size for size, _ in self.batches)
+        return sum(completions for completions, _ in self.steps)
+
+    def _error(self, share, name, logs) -> RewardError:
+        kinds = ", ".join(
+            f"{kind} {logs[f'{name}/{kind}']:.0%}"
+            for kind in FAILURES
+            if logs.get(f"{name}/{kind}")
+        )
+        return RewardError(
+            f"Of the last {self._seen()} completions, {share * 100:.0f} % "
+            f"could not be graded by {name}, so this run would learn from "
+            f"noise. In the last step: {kinds or 'none'}. Look at the columns "
+            f"'{name}/...' of the completions: unreadable answers call for "
+            "another prompt or another reward, no_gold for other golds, "
+            "error for another reward file. To go on all the same, raise the "
+            "share that is allowed to fail, max_failed_share, which is "
+            f"{self.max_failed_share:g} now."
+        )

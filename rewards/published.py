@@ -69,7 +69,7 @@ def published_correctness_reward(completions, answer=None, **kwargs):
     >>> published_correctness_reward(texts, answer=["#### 18"] * 3)
     [2.0, 0.0, 2.0]
     """
-    golds = gold_column(completions, answer=answer, **kwargs)
+    golds = gold_column(completions, {"answer": answer, **kwargs})
     return [
         2.0 * (_between_tags(text) == str(gold).rpartition("####")[2].strip())
         for text, gold in zip(
@@ -209,7 +209,9 @@ def published_accuracy_reward(
         swapped = parsed(text), parsed_gold
         return float(verify(*swapped, timeout_seconds=timeout_seconds))
 
-    golds = gold_column(completions, solution=solution, **kwargs)
+    golds = gold_column(
+        completions, {"solution": solution, **kwargs}, first="solution"
+    )
     texts = completion_texts(completions)
     return [score(*pair) for pair in zip(texts, golds, strict=True)]
 

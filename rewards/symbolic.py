@@ -16,21 +16,24 @@ What was once decided is remembered: the completions of a group have one
 gold, and most of them a few answers.
 """
 
+import threading
+
 from rewards import expressions
 from rewards.answers import extract_answer, gold_answer, read_turns
 from rewards.batch import gold_column
 from rewards.health import Outcome, report
-from rewards.notation import Unreadable
+from rewards.notation import MAX_CHARS, Unreadable
 from rewards.workers import Workers
 
-CPU_SECONDS = 1.0
+CPU_SECONDS = 0.5
 """CPU time for one comparison. Most take 0.01 s; CPU time, not the clock,
 decides, so that a busy machine does not change a reward."""
 
 WALL_SECONDS = 30.0
 MEMORY_MIB = 1024
 REMEMBERED = 50_000
-"""Comparisons that are remembered, a few MB of short texts."""
+"""Verdicts that are remembered, for pairs of texts of 20 characters mostly,
+and never of more than 2,000."""
 
 
 def make_workers(cpu_seconds=CPU_SECONDS):
@@ -50,7 +53,8 @@ def make_workers(cpu_seconds=CPU_SECONDS):
 
 
 _workers = make_workers()
-_known = {}  # (gold,) -> usable?  (gold, answer) -> Outcome
+_known = {}  # (gold, answer) -> Outcome.RIGHT or WRONG
+_lock = threading.Lock()
 
 
 def accuracy_reward(
@@ -78,7 +82,9 @@ def accuracy_reward(
 
     The comparison is built on math_verify by Hugging Face.
     """
-    golds = gold_column(completions, solution=solution, **kwargs)
+    golds = gold_column(
+        completions, {"solution": solution, **kwargs}, first="solution"
+    )
     turns = read_turns(completions, prefilled)
     answers = [extract_answer(text, policy) for text in turns]
     outcomes = grade(answers, golds)
@@ -86,13 +92,14 @@ def accuracy_reward(
     return [outcome.pay(1.0) for outcome in outcomes]
 
 
-def is_correct(completion, gold, policy="tagged"):
+def is_equivalent(completion, gold, policy="tagged"):
     r"""Tell whether the answer in `completion` means what `gold` means.
 
     Returns True, False, or None when the gold can't be read. `completion` is
-    a string, `gold` as for `accuracy_reward`, `policy` one of POLICIES.
+    a string, `gold` as for `accuracy_reward`, `policy` one of POLICIES. What
+    `rewards.is_correct` says of numbers, this says of any mathematics.
 
-    >>> is_correct(r"So it is \boxed{2\sqrt{2}}.", r"$\sqrt{8}$", "stated")
+    >>> is_equivalent(r"So it is \boxed{2\sqrt{2}}.", r"$\sqrt{8}$", "stated")
     True
     """
     answer = extract_answer(completion, policy)
@@ -123,8 +130,8 @@ def grade(answers, golds):
 def unusable_golds(golds):
     r"""Return the positions of the golds that no answer can be compared with.
 
-    For whoever loads a data set: a completion for one of these will never
-    be rewarded, whatever the policy writes.
+    For whoever loads a data set: only a completion that repeats such a gold
+    letter by letter could be right, and all others give None.
 
     >>> unusable_golds(["#### 5", "", r"$x^2$", "|||"])
     [1, 3]
@@ -139,7 +146,8 @@ def _decide(pairs):
     The pairs of one gold go to one worker, behind a question about the gold
     alone, so that a gold is parsed once and a bad one blames no answer.
     """
-    decided = {pair: _known[pair] for pair in pairs & _known.keys()}
+    with _lock:
+        decided = {pair: _known[pair] for pair in pairs if pair in _known}
     left = {}
     for gold, answer in sorted(pairs - decided.keys(), key=str):
         outcome = _decided_here(gold, answer)
@@ -147,48 +155,63 @@ def _decide(pairs):
             left.setdefault(gold, []).append(answer)
         else:
             decided[gold, answer] = outcome
-    requests = [
-        [[gold], *([gold, a] for a in answers if a is not None)]
+    groups = [
+        [[gold], *([gold, answer] for answer in answers if answer is not None)]
         for gold, answers in left.items()
     ]
-    replies = _workers.ask(requests) if requests else []
-    for (gold, answers), (usable, *verdicts) in zip(
-        left.items(), replies, strict=True
-    ):
-        verdicts = iter(verdicts)
-        for answer in answers:
-            outcome = Outcome.NO_ANSWER
-            if answer is not None:
-                outcome = _outcome(next(verdicts))
-            if not usable.value:
-                outcome = Outcome.NO_GOLD
-            decided[gold, answer] = outcome
+    replies = _workers.ask(groups) if groups else []
+    for group, (usable, *verdicts) in zip(groups, replies, strict=True):
+        [gold] = group[0]
+        for (_, answer), reply in zip(group[1:], verdicts, strict=True):
+            decided[gold, answer] = _outcome(usable, reply)
+        if None in left[gold]:
+            decided[gold, None] = _outcome(usable)
     _remember(decided)
     return decided
 
 
 def _decided_here(gold, answer):
     """Return the Outcome if it takes no parser, else None."""
+    if answer is not None and expressions.alike(gold, answer):
+        return Outcome.RIGHT
     try:
-        if answer is None:
-            return Outcome.NO_ANSWER if expressions.is_plain(gold) else None
-        if expressions.alike(gold, answer):
-            return Outcome.RIGHT
-        if expressions.is_plain(gold, answer):
-            return Outcome(expressions.judge(gold, answer))
+        if not expressions.is_plain(gold):
+            return None
     except Unreadable:
-        pass
-    return None
+        return Outcome.NO_GOLD
+    if answer is None:
+        return Outcome.NO_ANSWER
+    try:
+        if not expressions.is_plain(answer):
+            return None
+    except Unreadable:
+        return Outcome.UNREADABLE
+    return Outcome(expressions.judge(gold, answer))
 
 
-def _outcome(reply):
-    """What an answer has that makes the comparison fail is its own fault."""
+def _outcome(usable, reply=None):
+    """Return the Outcome for the replies about a gold, and about a pair.
+
+    What makes the comparison with a good gold fail is the answer's fault.
+    """
+    if not usable.value:
+        return Outcome.NO_GOLD
+    if reply is None:
+        return Outcome.NO_ANSWER
     if reply.failure == "error":
         return Outcome.UNREADABLE
     return Outcome.TIMEOUT if reply.failure else Outcome(reply.value)
 
 
 def _remember(decided):
-    if len(_known) + len(decided) > REMEMBERED:
-        _known.clear()
-    _known.update(decided)
+    """Keep verdicts, but no failure, which another try may not have."""
+    kept = {
+        (gold, answer): outcome
+        for (gold, answer), outcome in decided.items()
+        if outcome in (Outcome.RIGHT, Outcome.WRONG)
+        and len(gold) + len(answer) < 2 * MAX_CHARS
+    }
+    with _lock:
+        if len(_known) + len(kept) > REMEMBERED:
+            _known.clear()
+        _known.update(kept)

@@ -145,7 +145,7 @@ figures.table(rows.head(2))
 
 # %%
 from grpo_lab import grid
-from rewards import FIVE_PART, watch
+from rewards import FIVE_PART
 
 grid_dir = output_dir / "grid"
 grid.check(settings, splits, FIVE_PART, grid_dir)
@@ -324,10 +324,9 @@ arguments = GRPOConfig(
 )
 
 # %% [markdown]
-# Last the trainer itself. Four calls are ours: `keep_sampling_ours` forgets
-# the temperature that a model brings along, `watch` ends a run in which a
-# reward can't read most of the answers, `prepare` puts the adapters back to
-# 32 bit, where TRL has them in 16, and `check` refuses a trainer that would
+# Last the trainer itself. Three calls are ours: `keep_sampling_ours` forgets
+# the temperature that a model brings along, `prepare` puts the adapters back
+# to 32 bit, where TRL has them in 16, and `check` refuses a trainer that would
 # run without learning.
 
 # %%
@@ -336,7 +335,7 @@ from trl import GRPOTrainer
 training.keep_sampling_ours(policy)
 trainer = GRPOTrainer(
     model=policy,
-    reward_funcs=[watch(part) for part in FIVE_PART],
+    reward_funcs=list(FIVE_PART),
     args=arguments,
     train_dataset=splits.train,
     processing_class=tokenizer,

@@ -34,7 +34,7 @@ from rewards import (
 )
 from rewards.contract import Verdict, Verdicts, check_reward, load_reward
 from rewards.contract.probes import FORMS, examples_of, probes
-from rewards.health import watch
+from rewards.health import FailureLimit
 
 ROWS = [
     {"question": "How much is 9 + 9?", "answer": "9 + 9 = 18\n#### 18"},
@@ -291,10 +291,12 @@ def test_failures_are_logged_as_shares_and_reasons(hostile):
 
 
 def test_a_run_in_which_a_file_fails_too_much_is_stopped(hostile):
-    watched = watch(hostile, max_failed_share=0.5, window=2)
-    assert watched.__name__ == "mine"
+    limit = FailureLimit(max_failed_share=0.5, window=2)
+    shares = {}
+    texts = ["<do>1/0</do>"] * 2
+    give(hostile, *texts, log_metric=shares.__setitem__)
     with pytest.raises(RewardError, match="could not be graded by mine"):
-        give(watched, "<do>1/0</do>", "<do>1/0</do>")
+        limit.add(shares, len(texts))
 
 
 def test_an_error_names_the_line_of_the_file(tmp_path):

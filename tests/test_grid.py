@@ -22,7 +22,6 @@ from grpo_lab import evaluation, grid, models, training
 from grpo_lab.errors import LabError
 from grpo_lab.evaluation import Evaluation
 from grpo_lab.profiles import RunSettings
-from rewards.health import watch
 from rewards.options import with_options
 
 
@@ -203,8 +202,21 @@ def test_the_options_and_the_file_of_a_reward_count(tmp_path):
     assert grid.reward_fingerprint(files[0]) != grid.reward_fingerprint(
         files[1]
     )
-    watched = [watch(rewards.correctness_reward)]
-    assert grid.reward_fingerprint(plain) == grid.reward_fingerprint(watched)
+    found = {
+        grid.reward_fingerprint(some)
+        for some in (
+            rewards.reward_set(),
+            rewards.reward_set([1, 1, 1, 1, 1]),
+            rewards.reward_set([3, 1, 1, 1, 1]),
+            rewards.reward_set(prefilled="<think>\n"),
+        )
+    }
+    assert len(found) == 4
+    changed = with_options(lenient[0], policy="stated")
+    assert grid.reward_fingerprint([changed]) not in (
+        grid.reward_fingerprint(lenient),
+        grid.reward_fingerprint(plain),
+    )
 
 
 def test_the_set_of_rewards_counts():

@@ -1,23 +1,21 @@
 """What became of each completion: counted, logged, and stopped in time."""
 
-import pickle
-
 import pytest
 
-from rewards import correctness_reward
+from rewards import (
+    COOKBOOK,
+    FIVE_PART,
+    correctness_reward,
+    reward_set,
+)
 from rewards.batch import RewardError
-from rewards.health import FAILURES, Outcome, report, watch
-from rewards.options import with_options
+from rewards.health import FAILURES, FailureLimit, Outcome, report
 
 GOOD, BAD = "<answer>5</answer>", "<answer>a few</answer>"
 
 
 def score(reward, *texts, **kwargs):
     return reward(list(texts), answer=["#### 5"] * len(texts), **kwargs)
-
-
-def silent(completions, **kwargs):
-    return [0.0] * len(completions)
 
 
 def test_only_the_right_answer_is_paid_and_no_gold_is_left_out():
@@ -57,59 +55,72 @@ def test_a_reward_says_what_it_could_not_grade():
     assert shares["correctness_reward/no_answer"] == 0.5
 
 
+def step(limit, failed, completions=2):
+    shares = {"mine/failed": failed, "mine/unreadable": failed, "reward": 1.0}
+    limit.add(shares, completions)
+
+
 def test_a_run_ends_when_more_than_the_share_fails():
-    watched = watch(correctness_reward, max_failed_share=0.5, window=4)
+    limit = FailureLimit(max_failed_share=0.5, window=4)
     for _ in range(10):
-        assert score(watched, GOOD, BAD) == [2.0, 0.0]
+        step(limit, 0.5)
     with pytest.raises(RewardError, match="unreadable 100%") as error:
-        score(watched, BAD, BAD)
+        step(limit, 1.0)
     assert "Of the last 4 completions, 75 %" in str(error.value)
+    assert "could not be graded by mine" in str(error.value)
     assert "max_failed_share" in str(error.value)
 
 
 def test_it_waits_until_there_is_enough_to_judge():
-    watched = watch(correctness_reward, max_failed_share=0.5, window=6)
-    score(watched, BAD, BAD)
-    score(watched, BAD)
+    limit = FailureLimit(max_failed_share=0.5, window=6)
+    step(limit, 1.0)
+    step(limit, 1.0, 1)
     with pytest.raises(RewardError, match="Of the last 6"):
-        score(watched, BAD, BAD, BAD)
+        step(limit, 1.0, 3)
 
 
 def test_what_lies_far_back_is_forgotten():
-    watched = watch(correctness_reward, max_failed_share=0.4, window=10)
-    score(watched, *[BAD] * 3)
+    limit = FailureLimit(max_failed_share=0.4, window=10)
+    step(limit, 1.0, 3)
     for _ in range(5):
-        score(watched, *[GOOD] * 4)
+        step(limit, 0.0, 4)
     with pytest.raises(RewardError, match="Of the last 11 completions, 64 %"):
-        score(watched, *[BAD] * 7)
+        step(limit, 1.0, 7)
 
 
 def test_a_share_of_one_never_ends_a_run():
-    watched = watch(correctness_reward, max_failed_share=1, window=1)
-    assert score(watched, BAD, BAD) == [0.0, 0.0]
+    limit = FailureLimit(max_failed_share=1, window=1)
+    for _ in range(5):
+        step(limit, 1.0)
 
 
-def test_a_missing_answer_is_no_failure():
-    watched = watch(correctness_reward, max_failed_share=0, window=1)
-    assert score(watched, "5", "no idea") == [0.0, 0.0]
+def test_the_reward_that_fails_most_decides():
+    limit = FailureLimit(max_failed_share=0.5, window=2)
+    shares = {"good/failed": 0.0, "bad/failed": 1.0, "bad/no_gold": 1.0}
+    with pytest.raises(RewardError, match="graded by bad.* no_gold 100%"):
+        limit.add(shares, 2)
+
+
+def test_rewards_that_say_nothing_never_end_a_run():
+    limit = FailureLimit(max_failed_share=0, window=1)
+    limit.add({"reward": 1.0, "rewards/silent/mean": 0.0}, 2)
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])
 def test_a_share_that_is_none_is_refused(share):
     with pytest.raises(RewardError, match="lies between 0 and 1"):
-        watch(correctness_reward, max_failed_share=share)
+        FailureLimit(max_failed_share=share)
 
 
-def test_the_trainer_still_gets_everything():
-    shares = {}
-    reward = with_options(correctness_reward, policy="flexible")
-    watched = watch(reward)
-    assert watched.__name__ == "correctness_reward"
-    assert score(watched, "5", log_metric=shares.__setitem__) == [2.0]
-    assert shares["correctness_reward/failed"] == 0
-    assert score(pickle.loads(pickle.dumps(watched)), GOOD) == [2.0]
+COLUMNS = ("name", "outcomes", "details", "columns", "optional", "first",
+           "completion", "expected", "reward", "part", "weight")  # fmt: skip
 
 
-def test_a_reward_that_says_nothing_is_let_through():
-    watched = watch(silent, max_failed_share=0, window=1)
-    assert score(watched, GOOD, BAD) == [0.0, 0.0]
+@pytest.mark.parametrize(
+    "reward", [*FIVE_PART, *COOKBOOK, *reward_set([1, 1, 1, 1, 1])]
+)
+def test_no_column_of_the_data_gets_in_the_way(reward):
+    """A trainer passes every column by its own name."""
+    columns = {name: ["x"] for name in COLUMNS}
+    plain = reward(completions=[GOOD], answer=["5"], prompts=["?"])
+    assert reward(completions=[GOOD], answer=["5"], **columns) == plain

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import nbformat
@@ -154,13 +155,40 @@ def test_what_hangs_pays_nothing_is_counted_and_stops_nobody(quick):
     assert columns["accuracy_reward/answer"] == [a or "" for a in answers]
 
 
-def test_a_timeout_is_decided_by_cpu_time_once(quick):
-    assert grade([ENDLESS[1]], ["7"]) == [Outcome.TIMEOUT]
-    quick.close()  # nothing is asked again: what was decided is remembered
-    assert grade([ENDLESS[1], "7.0"], ["7", "7"]) == [
-        Outcome.TIMEOUT,
-        Outcome.RIGHT,
-    ]
+def test_verdicts_are_remembered_and_failures_are_not(quick):
+    answers, golds = [r"\sqrt{49}", "x", ENDLESS[1]], ["7"] * 3
+    found = grade(answers, golds)
+    assert found == [Outcome.RIGHT, Outcome.WRONG, Outcome.TIMEOUT]
+    quick.close()
+    assert grade(answers[:2], golds[:2]) == found[:2]  # nobody is asked
+    with pytest.raises(RewardError, match="closed"):
+        grade(answers[2:], golds[2:])
+
+
+def test_remembering_is_safe_among_threads(monkeypatch):
+    monkeypatch.setattr(symbolic, "REMEMBERED", 50)
+    wrong = []
+
+    def work(start):
+        for n in range(start, start + 4000):
+            if grade([str(n % 97)], [str(n % 101)]) != [
+                Outcome.RIGHT if n % 97 == n % 101 else Outcome.WRONG
+            ]:
+                wrong.append(n)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_a_long_answer_costs_this_process_nothing():
+    long = "<answer>" + "abci " * 200_000 + "!</answer>"
+    start = time.process_time()
+    assert accuracy_reward([long] * 4, ["$x$"] * 4) == [0.0] * 4
+    assert time.process_time() - start < 5  # measured: 0.2 s
 
 
 def test_a_gold_is_parsed_once_for_all_its_answers(quick, monkeypatch):

@@ -20,7 +20,8 @@ from grpo_lab.data import load_splits
 from grpo_lab.errors import LabError
 from rewards.batch import RewardError
 from rewards.cookbook import COOKBOOK
-from rewards.health import Outcome, report, watch
+from rewards.health import FailureLimit, Outcome, report
+from rewards.options import with_options
 
 
 def variety(completions, **kwargs) -> list[float]:
@@ -656,6 +657,14 @@ def test_the_latex_pair_trains_and_says_what_it_read(build, quick, tmp_path):
     assert [row["failed_share"] for row in shares] == [0, 0, 0]
 
 
+def test_two_rewards_of_one_name_are_refused(build, quick):
+    with pytest.raises(LabError, match="Two rewards have the name variety"):
+        build(quick, rewards=[variety, constant, with_options(variety)])
+    other = with_options(variety)
+    other.__name__ = "other"
+    training.train(build(quick, rewards=[variety, other]))
+
+
 def half_graded(completions, log_metric=None, **columns):
     """Pays for variety, and says that it could not grade every other one."""
     outcomes = [Outcome.TIMEOUT, Outcome.RIGHT] * (len(completions) // 2)
@@ -676,8 +685,8 @@ def test_what_a_reward_could_not_grade_is_logged(build, quick, tmp_path):
 def test_a_run_that_can_grade_little_is_stopped(
     build, tiny_qwen, tmp_path, monkeypatch
 ):
-    soon = functools.partial(watch, window=10)
-    monkeypatch.setattr(training, "watch", soon)
+    soon = functools.partial(FailureLimit, window=10)
+    monkeypatch.setattr(training, "FailureLimit", soon)
     strict = quick_settings(tiny_qwen, max_failed_share=0.4, max_steps=9)
     with pytest.raises(RewardError, match="50 % could not be graded"):
         training.train(build(strict, rewards=[half_graded]))

@@ -17,7 +17,6 @@ with the same three keywords.
 
 import dataclasses
 import inspect
-import json
 import math
 import re
 import sys
@@ -26,7 +25,12 @@ import types
 from dataclasses import dataclass
 from pathlib import Path
 
-from rewards.batch import RewardError, completion_texts, gold_column
+from rewards.batch import (
+    RewardError,
+    completion_texts,
+    content_text,
+    gold_column,
+)
 from rewards.health import Outcome, report
 from rewards.workers import Workers
 
@@ -34,7 +38,6 @@ CALL = ("question", "answer", "completion")
 IMPORT_SECONDS = 60.0  # torch takes half of it on a slow disk
 MEMORY_MIB = 4096
 MAX_REASON_CHARS = 200
-MAX_FILE_CHARS = 100_000  # the text travels on a command line
 
 
 @dataclass(frozen=True)
@@ -141,8 +144,8 @@ class FileReward:
     def scores(self, completions, prompts=None, **columns):
         """Score a batch and say why a score is missing: a Score for each."""
         texts = completion_texts(completions)
-        golds = gold_column(completions, **columns)
-        questions = _questions(prompts, len(texts), **columns)
+        golds = gold_column(completions, columns)
+        questions = _questions(prompts, len(texts), columns)
         calls = [
             dict(zip(CALL, (question, str(gold), text), strict=True))
             for question, gold, text in zip(
@@ -221,7 +224,7 @@ def last_question(prompt):
     if isinstance(prompt, str):
         return prompt
     users = [m["content"] for m in prompt if m["role"] == "user"]
-    return users[-1] if users else ""
+    return content_text(users[-1]) if users else ""
 
 
 def told(error, path=None):
@@ -282,12 +285,6 @@ def _read(path):
             f"{error.strerror or error}. Give the path of a file that you "
             "may read."
         ) from None
-    if len(json.dumps(source)) > MAX_FILE_CHARS:
-        raise RewardError(
-            f"The reward file {path} has more than {MAX_FILE_CHARS:,} "
-            "characters, which is too much to hand to its process. Move "
-            "tables into a file beside it and read or import that."
-        )
     return source
 
 
@@ -323,7 +320,7 @@ def _refuse_unusable(path, source):
         )
 
 
-def _questions(prompts, expected, **columns):
+def _questions(prompts, expected, columns):
     for name in ("question", "problem"):
         if columns.get(name) is not None:
             questions = list(columns[name])

@@ -83,7 +83,7 @@ class _OneByOne:
         pass
 
     def _one(self, example, text):
-        (gold,) = gold_column([text], **_columns([example]))
+        (gold,) = gold_column([text], _columns([example]))
         try:
             return finite_score(
                 self.function(
