@@ -120,7 +120,7 @@ def test_what_is_installed_is_what_is_pinned(name):
 
 
 def test_every_import_is_in_requirements():
-    found = imported("grpo_lab", "rewards", "sources", "tests")
+    found = imported("grpo_lab", "rewards", "sources", "tests", "benchmarks")
     assert {"torch", "trl", "pytest"} <= set(found)  # it does look
     missing = {
         name: str(file.relative_to(ROOT))
