@@ -4,7 +4,8 @@ The process that is started, the keeper, imports the module of the handler,
 which may take seconds, and then forks. The child makes the handler and
 answers requests; before each it asks the kernel to end it at the deadline,
 so that no code, not even a loop in C, runs longer. When the child is gone,
-the keeper says how and forks the next one, in milliseconds. Where there is
+the keeper says how and forks the next one, in milliseconds. When the parent
+is gone, even by SIGKILL, the keeper ends the child at once. Where there is
 no fork (Windows) the keeper answers by itself and has no limits of its own:
 there the parent's deadline is all.
 
@@ -20,6 +21,7 @@ import importlib
 import json
 import mmap
 import os
+import select
 import signal
 import sys
 import traceback
@@ -109,6 +111,7 @@ class _Keeper:
         self.factory = factory
         self.requests = requests
         self.replies = replies
+        self.life = NOWHERE  # open in a child, as long as it lives
         # Shared with the children: the number of the request in work.
         self.serving = memoryview(mmap.mmap(-1, 8)).cast("q")
 
@@ -140,10 +143,27 @@ class _Keeper:
         write_all(self.replies, b"\n" + text + b"\n")
 
     def serve_in_child(self):
+        end_of_child, self.life = os.pipe()
         child = os.fork()
         if not child:
+            os.close(end_of_child)
             _exit_with(self.serve)
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        os.close(self.life)
+        orphaned = self.parent_ends_before(end_of_child)
+        os.close(end_of_child)
+        if orphaned:
+            os.kill(child, signal.SIGKILL)
+        status = os.waitpid(child, 0)[1]
+        if orphaned:
+            self.serving[0] = CLOSED
+        return os.waitstatus_to_exitcode(status)
+
+    def parent_ends_before(self, end_of_child):
+        """Wait for one of the two to hang up; tell whether the parent did."""
+        ends = select.poll()
+        ends.register(end_of_child, select.POLLIN)
+        ends.register(self.requests, 0)  # not what is sent, only its end
+        return end_of_child not in dict(ends.poll())
 
     def serve(self):
         """Make the handler and answer requests until it must be replaced."""
@@ -173,6 +193,7 @@ class _Keeper:
             if self.replies != NOWHERE:
                 os.close(self.requests)
                 os.close(self.replies)
+                os.close(self.life)
             self.requests = self.replies = NOWHERE
 
         if hasattr(os, "register_at_fork"):

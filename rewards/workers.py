@@ -357,8 +357,18 @@ class _Worker:
         self._unsent = settings
         self._killed = False
         self._expect(ready=False)
+        if not sys.executable:
+            raise self._start_error(
+                "this program does not know its Python",
+                "Type sys.executable = '/the/path/of/python' first.",
+            )
+        if not Path(_SCRIPT).is_file():
+            raise self._start_error(
+                f"there is no file {_SCRIPT}",
+                "Install rewards as files: it can't run from an archive.",
+            )
         try:
-            self._errors = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
+            self._errors = _file_for_errors()
             # Unbuffered pipes have no lock that a fork could leave locked.
             self._process = subprocess.Popen(
                 # -P: the folder of the script, where numbers.py hides the
@@ -374,7 +384,11 @@ class _Worker:
         except OSError as error:
             if self._errors:
                 self._errors.close()
-            raise self._start_error(str(error)) from error
+            raise self._start_error(
+                str(error),
+                "Let this program have more of what the system refuses: "
+                "ulimit -n limits its open files, ulimit -u its processes.",
+            ) from error
         self._lines = worker_main.lines(self._process.stdout.fileno())
 
     def _expect(self, ready):
@@ -417,20 +431,32 @@ class _Worker:
         if not self._ready:
             late = f"not ready after {START_SECONDS:g} s"
             how = late if killed else worker_main.how_it_ended(code)
-            raise self._start_error(how, written)
+            raise self._start_error(
+                how,
+                "Mend what it says below; if it says nothing, look for the "
+                f"fault by hand: python -c 'import {self._module()}'. It "
+                "wrote: " + (written.strip()[-MOST_WRITTEN:] or "nothing"),
+            )
         if killed:
             return Reply(None, "timeout", "the worker itself was stuck")
         return Reply(None, "crash", worker_main.how_it_ended(code))
 
-    def _start_error(self, how, written=""):
-        factory = self._settings["factory"]
+    def _module(self):
+        return self._settings["factory"].partition(":")[0]
+
+    def _start_error(self, how, advice):
         return RewardError(
-            f"A worker process for {factory} could not start: {how}. So what "
-            "it should compute has no result. Mend what it says below; if it "
-            "says nothing, look for the fault by hand: "
-            f"python -c 'import {factory.partition(':')[0]}'. It wrote: "
-            + (written.strip()[-MOST_WRITTEN:] or "nothing")
+            f"A worker process for {self._settings['factory']} could not "
+            f"start: {how}. So what it should compute has no result. {advice}"
         )
+
+
+def _file_for_errors():
+    """Return a file for what a process writes before it is ready."""
+    try:
+        return tempfile.TemporaryFile(buffering=0)
+    except FileNotFoundError:  # no folder can be written: do without
+        return open(os.devnull, "r+b", buffering=0)
 
 
 def _kill_group(process):
