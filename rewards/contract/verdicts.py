@@ -87,19 +87,26 @@ class Verdicts:
         return "\n".join(lines)
 
     def _repr_html_(self):
-        cells = "".join(
-            f"<tr><td>{html.escape(row.name)}</td>"
-            f"<td><b>{_MARKS[row.passed]}</b></td>"
-            f"<td>{html.escape(row.seen)}</td>"
-            f"<td><pre>{html.escape(printable(row.completion))}</pre></td>"
-            f"<td>{html.escape(row.advice)}</td></tr>"
+        heads = ("check", "passed", "what was seen",
+                 "completion that shows it", "what to do")  # fmt: skip
+        rows = [
+            _html_row(
+                "td",
+                html.escape(row.name),
+                f"<b>{_MARKS[row.passed]}</b>",
+                html.escape(row.seen),
+                # notebooks set a table to the right, and pre never breaks
+                '<pre style="white-space: pre-wrap; text-align: left">'
+                + html.escape("\n".join(_shown(row)))
+                + "</pre>",
+                html.escape(row.advice),
+            )
             for row in self.rows
-        )
+        ]
         return (
-            f"<p>{html.escape(_head(self))}</p><table><thead><tr>"
-            "<th>check</th><th>passed</th><th>what was seen</th>"
-            "<th>completion that shows it</th><th>what to do</th>"
-            f"</tr></thead><tbody>{cells}</tbody></table>"
+            f"<p>{html.escape(_head(self))}</p><table><thead>"
+            f"{_html_row('th', *heads)}</thead>"
+            f"<tbody>{''.join(rows)}</tbody></table>"
         )
 
 
@@ -130,9 +137,20 @@ def _row_lines(row):
     return [first] + [" " * (_NAME + _MARK) + more for more in seen[1:]]
 
 
+def _html_row(tag, *cells):
+    style = 'style="text-align: left; vertical-align: top"'
+    inside = "".join(f"<{tag} {style}>{cell}</{tag}>" for cell in cells)
+    return f"<tr>{inside}</tr>"
+
+
+def _shown(row):
+    """Return the first lines of the completion, cut to the width."""
+    lines = printable(row.completion).split("\n")[:_SHOWN_LINES]
+    return [_cut(line) for line in lines] if row.completion else []
+
+
 def _detail_lines(row):
-    shown = printable(row.completion).split("\n")[:_SHOWN_LINES]
-    lines = ["  | " + _cut(line) for line in shown] if row.completion else []
+    lines = ["  | " + line for line in _shown(row)]
     return lines + textwrap.wrap(
         printable(row.advice),
         WIDTH,
