@@ -21,7 +21,8 @@ def completion_text(completion):
 
     A plain completion is a string. A conversational one is a list of
     messages, and the last one is what the policy said: "" if it has no text,
-    as a call of a tool has none, or if a tool said it.
+    as a call of a tool has none, or if a tool said it. Raises RewardError
+    for anything else.
 
     >>> completion_text("18")
     '18'
@@ -32,10 +33,20 @@ def completion_text(completion):
     """
     if isinstance(completion, str):
         return completion
-    last = completion[-1] if completion else {}
-    if last.get("role", "assistant") != "assistant":
-        return ""
-    return content_text(last.get("content"))
+    try:
+        last = completion[-1] if len(completion) else {}
+        said = last.get("role", "assistant") == "assistant"
+        text = content_text(last.get("content")) if said else ""
+    except (AttributeError, KeyError, TypeError):
+        text = None
+    if not isinstance(text, str):
+        raise RewardError(
+            "A completion is a string or a list of messages, such as "
+            "[{'role': 'assistant', 'content': '18'}], and this one has no "
+            f"text: {type(completion).__name__} {completion!r:.60}. Pass one "
+            "of the two."
+        )
+    return text
 
 
 def content_text(content):
@@ -54,17 +65,13 @@ def content_text(content):
 def completion_texts(completions):
     """Return the texts of a batch of completions, one string for each.
 
-    Raises RewardError when `completions` is one string instead of a list.
+    Raises RewardError when `completions` is one string instead of a list, or
+    no list at all.
 
     >>> completion_texts(["a", [{"role": "assistant", "content": "b"}]])
     ['a', 'b']
     """
-    if isinstance(completions, str):
-        raise RewardError(
-            "A reward function scores a list of completions and got one "
-            "string, whose letters it would score one by one. Put the text "
-            "in a list: completions=[text]."
-        )
+    _refuse_no_list(completions)
     return [completion_text(completion) for completion in completions]
 
 
@@ -76,7 +83,7 @@ def gold_column(completions, columns, *, first="answer", optional=False):
     there. A column whose value is None counts as absent. Raises RewardError
     when there is no such column (with `optional`, every gold is None then),
     when it is not a list, or when its length is not the number of
-    completions.
+    completions. Arrays of NumPy and tensors of torch are lists, too.
 
     >>> gold_column(["a", "b"], {"answer": ["#### 1", "#### 2"]})
     ['#### 1', '#### 2']
@@ -84,6 +91,7 @@ def gold_column(completions, columns, *, first="answer", optional=False):
     >>> gold_column(["a"], both, first="solution")
     ['2']
     """
+    _refuse_no_list(completions)
     for name in (first, *GOLD_COLUMNS):
         if columns.get(name) is not None:
             return _checked(name, columns[name], len(completions))
@@ -98,8 +106,24 @@ def gold_column(completions, columns, *, first="answer", optional=False):
     )
 
 
+def _refuse_no_list(completions):
+    if isinstance(completions, str):
+        raise RewardError(
+            "A reward function scores a list of completions and got one "
+            "string, whose letters it would score one by one. Put the text "
+            "in a list: completions=[text]."
+        )
+    if not hasattr(completions, "__len__") or isinstance(completions, dict):
+        raise RewardError(
+            "A reward function scores a list of completions and got "
+            f"{type(completions).__name__} {completions!r:.40}. Put what is "
+            "to be scored in a list: completions=[completion]."
+        )
+
+
 def _checked(name, golds, expected):
-    if isinstance(golds, str) or not hasattr(golds, "__len__"):
+    golds = _plain(golds)
+    if not hasattr(golds, "__len__") or isinstance(golds, str | dict | set):
         raise RewardError(
             f"The column '{name}' must be a list with one gold answer for "
             f"each completion and is {type(golds).__name__} {golds!r:.40}. "
@@ -112,4 +136,9 @@ def _checked(name, golds, expected):
             "against a wrong gold. Pass one gold for each completion, "
             "repeated for every completion of the same prompt."
         )
-    return golds
+    return [_plain(gold) for gold in golds]
+
+
+def _plain(value):
+    """Return an array or a tensor as lists and numbers, all else as it is."""
+    return value.tolist() if hasattr(value, "tolist") else value
