@@ -286,7 +286,7 @@ def test_failures_are_logged_as_shares_and_reasons(hostile):
     assert columns["mine/outcome"] == ["timeout", "error", "scored", "error"]
     late, raised, fine, ended = columns["mine/reason"]
     assert fine == ""
-    assert "1 seconds" in late and "ended" in ended
+    assert "more than 1 s of CPU time" in late and "ended" in ended
     assert raised.startswith("line ") and "ZeroDivisionError" in raised
 
 
@@ -749,6 +749,18 @@ def test_a_function_that_trl_could_not_call_does_not_run():
     assert "**kwargs" in verdicts["runs"].advice
 
 
+def test_what_never_gave_a_score_is_not_praised(tmp_path):
+    verdicts = check_reward(file(tmp_path, pay="1 / 0"), ROWS)
+    assert failed(verdicts) == {"runs", "pays for right", "varies in a group"}
+    assert "**kwargs" not in verdicts["runs"].advice
+    for name in ("gives a number", "is finite", "same score twice"):
+        assert verdicts[name].passed is None
+    verdicts = check_reward(file(tmp_path, pay="None", name="none.py"), ROWS)
+    assert verdicts["runs"].passed
+    assert verdicts["gives a number"].passed is False
+    assert verdicts["is finite"].passed is None
+
+
 def test_the_function_of_a_file_is_judged_before_it_is_in_a_file():
     def reward(question, answer, completion):
         return right_ones([completion], [answer])[0]
@@ -1065,6 +1077,14 @@ def test_the_command_line_prints_the_table(tmp_path):
     data.write_text('{"question": "?", "answer": "1"}\n{oops\n')
     status, out, err = run(bad, "--data", data)
     assert status == 2 and "in line 2" in err
+    rows = "\n".join(map(json.dumps, ROWS))
+    data.write_text(rows, encoding="utf-8-sig")  # as Windows saves it
+    assert run(file(tmp_path), "--data", data)[0] == 0
+    status, _, err = run(bad, "--data", data, "--rollouts", -5)
+    assert status == 2 and "numbers above 0" in err
+    data.write_text(json.dumps(ROWS))
+    status, _, err = run(bad, "--data", data)
+    assert status == 2 and "A row must be a dict, and one is list" in err
 
 
 def test_the_command_line_runs_as_a_module(tmp_path):

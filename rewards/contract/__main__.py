@@ -46,7 +46,7 @@ def main(arguments=None):
 def _read_rows(path):
     where = ""
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
         rows = []
         for number, line in enumerate(lines, start=1):
             where = f" in line {number}"

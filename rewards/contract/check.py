@@ -15,6 +15,7 @@ import statistics
 from collections import Counter
 from dataclasses import dataclass, replace
 
+from rewards.batch import RewardError
 from rewards.contract.probes import examples_of
 from rewards.contract.subjects import subject_of
 from rewards.contract.trial import Trial
@@ -87,8 +88,8 @@ def check_reward(
     with TRL's signature (it may be asynchronous), or a list of those, judged
     as a sum in which None is left out. `rows` are dicts, or a dataset, with a
     gold answer in `answer`, `solution` or `ground_truth`, and a question in
-    `question`, `problem` or `prompt`; the first MAX_ROWS with a readable gold
-    are used.
+    `question`, `problem` or `prompt`; the first 20 with a readable gold are
+    used. After a minute what was seen until then is judged.
 
     `rollouts` is how many completions the training will score, and
     `limit_seconds` what that may take; `seconds` is what one call of a reward
@@ -102,8 +103,8 @@ def check_reward(
     loops for ever hangs the check, and `os._exit` ends the program. A reward
     file can do neither.
 
-    Raises RewardError when there are no rows that can be used, or when a
-    reward file can't be loaded.
+    Raises RewardError when there are no rows that can be used, when a reward
+    file can't be loaded, and for numbers that are not above zero.
 
     >>> def careless(question, answer, completion):
     ...     return float(answer in completion)
@@ -118,6 +119,12 @@ def check_reward(
     Source: each check stands for a fault of a reward that was published, see
     rewards.published.
     """
+    if not (rollouts > 0 and limit_seconds > 0):
+        raise RewardError(
+            f"A training of {rollouts} completions in {limit_seconds:g} s is "
+            "none. Give numbers above 0, for example rollouts=4000 and "
+            "limit_seconds=600."
+        )
     examples, unread = examples_of(rows, MAX_ROWS)
     subject = subject_of(reward, seconds)
     try:
@@ -184,13 +191,13 @@ class _Row:
 
 def _calls(trial):
     """Judge that every call gave a finite number."""
+    left = trial.pairs
     for name, kinds, advice in (
         (
             "runs",
             ("timeout", "memory", "crash", "error"),
             "Mend the function for this completion: a policy writes every "
-            "text there is. TRL calls a reward by keyword with more than it "
-            "needs, so give it **kwargs.",
+            "text there is.",
         ),
         (
             "gives a number",
@@ -203,25 +210,32 @@ def _calls(trial):
             "Look for a division by zero or a logarithm, and bound it.",
         ),
     ):
-        bad = [pair for pair in trial.pairs if pair[1].failure in kinds]
-        if not trial.pairs:
-            yield Verdict(name, None, "not tried")
+        bad = [pair for pair in left if pair[1].failure in kinds]
+        if not left:
+            why = "no call came so far" if trial.pairs else "not tried"
+            yield Verdict(name, None, why)
         elif not bad:
-            seen = f"{len(trial.pairs)} completions"
+            seen = f"{len(left)} completions"
             if name == "runs" and trial.stopped:
                 seen += f"; {trial.stopped}"
-            yield Verdict(name, True, seen, trial.pairs[0][0].text)
+            yield Verdict(name, True, seen, left[0][0].text)
         else:
             probe, score = bad[0]
             counts = Counter(score.failure for _, score in bad)
             counted = ", ".join(f"{n} x {kind}" for kind, n in counts.items())
             seen = (
-                f"{counted} in {len(trial.pairs)} completions, the first: "
+                f"{counted} in {len(left)} completions, the first: "
                 f"{score.reason}"
             )
             if trial.stopped:
                 seen += f" ({trial.stopped})"
+            if "unexpected keyword" in score.reason:
+                advice = (
+                    "TRL calls a reward by keyword with more than it needs: "
+                    "give it **kwargs."
+                )
             yield Verdict(name, False, seen, probe.text, advice)
+        left = [pair for pair in left if pair[1].failure not in kinds]
 
 
 def _pays(trial, rows):
@@ -390,6 +404,8 @@ def _stays(trial):
 
 
 def _unchanged(name, repeats, advice):
+    if all(before.failure and after.failure for _, before, after in repeats):
+        return Verdict(name, None, "no score to compare")
     bad = [
         (probe, before, after)
         for probe, before, after in repeats

@@ -178,8 +178,9 @@ def _copied_question(example):
 
 def _row(row):
     try:
-        return copy.deepcopy(dict(row))
-    except (TypeError, ValueError):
+        # not dict(row), which would take a list of pairs as well
+        return copy.deepcopy(dict(row.items()))
+    except AttributeError:
         raise RewardError(
             f"A row must be a dict, and one is {type(row).__name__}. Pass "
             "rows as dataset, or as [{'question': ..., 'answer': ...}, ...]; "

@@ -160,7 +160,7 @@ class FileReward:
             self._pool().ask([[calls[i]] for i in known]),
             strict=True,
         ):
-            scores[i] = _score_of(reply, self.seconds)
+            scores[i] = _score_of(reply)
         return scores
 
     def close(self):
@@ -337,11 +337,11 @@ def _questions(prompts, expected, columns):
     return [None if q is None else str(q) for q in questions]
 
 
-def _score_of(reply, seconds):
+def _score_of(reply):
     if not reply.failure:
         return Score(**reply.value)
     reasons = {
-        "timeout": f"no score after {seconds:g} seconds",
+        "timeout": f"no score in time: {reply.detail}",
         "memory": f"it took more than {MEMORY_MIB} MiB of memory",
         "crash": "it ended its process",
         "error": reply.detail,
