@@ -103,9 +103,17 @@ class FailureLimit:
     `max_failed_share` of them (0 to 1; 1 never ends a run) may have an
     outcome of FAILURES, by the reward that fails most. Going by the log
     leaves the rewards as they are, and on several GPUs, where TRL averages
-    what is logged, all processes end together.
+    what is logged, all processes end together. With 64 completions a step
+    and `logging_steps=1`, for the argument `callbacks` of a trainer::
 
-    Raises RewardError for a share that is not between 0 and 1.
+        class Stop(TrainerCallback):
+            limit = FailureLimit()
+
+            def on_log(self, args, state, control, logs, **kwargs):
+                self.limit.add(logs, 64)
+
+    Raises RewardError for a share that is not between 0 and 1, and for a
+    window of less than one completion.
 
     >>> limit = FailureLimit(max_failed_share=0.5, window=8)
     >>> limit.add({"accuracy_reward/failed": 0.75, "reward": 0.1}, 4)
@@ -122,6 +130,11 @@ class FailureLimit:
                 f"The largest share of failures is {max_failed_share}, and a "
                 "share lies between 0 and 1. Type one, such as 0.5; 1 never "
                 "ends a run."
+            )
+        if window < 1:
+            raise RewardError(
+                f"The share of failures over {window} completions is nothing "
+                "that can be known. Type window=200 or so."
             )
         self.max_failed_share = max_failed_share
         self.window = window

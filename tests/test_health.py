@@ -108,6 +108,8 @@ def test_rewards_that_say_nothing_never_end_a_run():
 
 @pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])
 def test_a_share_that_is_none_is_refused(share):
+    with pytest.raises(RewardError, match="Type window=200"):
+        FailureLimit(window=0)
     with pytest.raises(RewardError, match="lies between 0 and 1"):
         FailureLimit(max_failed_share=share)
 
