@@ -28,7 +28,12 @@ import re
 
 from rewards.batch import RewardError, completion_texts
 from rewards.health import Outcome
-from rewards.numbers import box_statement, has_percent, parse_number
+from rewards.numbers import (
+    box_statement,
+    has_percent,
+    parse_number,
+    readings,
+)
 
 POLICIES = ("tagged", "stated", "flexible")
 MAX_STATEMENT_CHARS = 200  # a formula or a number with its unit fits
@@ -74,6 +79,7 @@ _WORD = re.compile(r"[A-Za-z]+'?[A-Za-z]+")
 _JOINS = frozenset({"and", "or"})
 _MATHS_WORDS = _JOINS | {"sin", "cos", "tan", "log", "mod", "max", "min"}
 _NUMERAL_OR_SIGN = re.compile(r"[0-9\\^=<>+*/∞π√]")
+_OPTION_LETTER = re.compile(r"^\s*\(?[A-J][).:]\s+(?=\S)")
 _OPTION = re.compile(r"\(?[A-Za-z]\)?\.?")
 # A short statement with one of these is prose about an answer, not one.
 _PROSE = frozenset(
@@ -256,16 +262,24 @@ def compare_numbers(answer, gold):
     if not answer:
         return Outcome.NO_ANSWER
     number = parse_number(answer)
-    if number is None:
+    numbers = [number] if number is not None else _readings(answer)
+    if not numbers:
         return Outcome.UNREADABLE
-    if number == expected or _percent(answer, gold, number, expected):
+    if expected in numbers or _percent(answer, gold, numbers[0], expected):
         return Outcome.RIGHT
     return Outcome.WRONG
 
 
+def _readings(answer):
+    """Return the numbers that stand around a sign or behind a letter."""
+    answer = _OPTION_LETTER.sub("", answer, count=1)
+    numbers = map(parse_number, readings(answer))
+    return [number for number in numbers if number is not None]
+
+
 def _percent(answer, gold, number, expected):
     """50% is 50 on some pages and 0.5 on others: either is right."""
-    percents = [has_percent(text) for text in (answer, str(gold))]
+    percents = [has_percent(text) for text in (answer, gold_answer(gold))]
     if percents == [True, False]:
         return number == 100 * expected
     return percents == [False, True] and expected == 100 * number

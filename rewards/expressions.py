@@ -24,6 +24,7 @@ import re
 from fractions import Fraction
 
 from rewards.notation import (
+    MAX_CHARS,
     Bracketed,
     Equation,
     Expression,
@@ -40,7 +41,7 @@ from rewards.notation import (
     read,
     squeezed,
 )
-from rewards.numbers import has_percent, parse_number
+from rewards.numbers import has_percent, parse_number, readings
 
 DIGITS = 50  # that every value is computed to
 AGREEING = 40  # digits in which equal values agree
@@ -67,6 +68,15 @@ def judge(gold, answer):
     >>> judge("3", "three plus 2"), judge("|||", "3")
     ('unreadable', 'no_gold')
     """
+    verdicts = [
+        _verdict(one, other)
+        for one in readings(gold)
+        for other in readings(answer)
+    ]
+    return "right" if "right" in verdicts else verdicts[0]
+
+
+def _verdict(gold, answer):
     if alike(gold, answer):
         return "right"
     gold, answer = _without_option(gold, answer)
@@ -87,11 +97,12 @@ def judge(gold, answer):
 
 
 def _without_option(gold, answer):
-    """Read "(C) 15" as C beside a letter, and a gold beside a value as 15."""
+    """Read "(C) 15" as C beside the letter of an option, else as 15."""
     (gold_letter, gold_value), (letter, value) = option(gold), option(answer)
-    if gold_letter and letter and not (gold_value and value):
+    same_letter = gold_letter == letter
+    if gold_letter and letter and not (same_letter and gold_value and value):
         return gold_letter, letter
-    return (gold_value if gold_letter and gold_value else gold), answer
+    return gold_value or gold, value or answer
 
 
 def alike(gold, answer):
@@ -100,6 +111,8 @@ def alike(gold, answer):
     >>> alike(r"$\left[2,5\right)$", "[2, 5)"), alike("", "$")
     (True, False)
     """
+    if max(len(gold), len(answer)) > MAX_CHARS:
+        return False
     return squeezed(clean(gold)) == squeezed(clean(answer)) != ""
 
 
@@ -112,7 +125,19 @@ def is_plain(*texts):
     >>> is_plain("1, 2", "2"), is_plain(r"\sqrt{4}", "2")
     (True, False)
     """
-    return all(map(_is_plain, map(read, texts)))
+    return all(map(_is_plain, map(_read_first, texts)))
+
+
+def _read_first(text):
+    """Read a text as `judge` does, without what stands around its value."""
+    text = readings(text)[0]
+    letter, value = option(text)
+    try:
+        return read(value or text)
+    except Unreadable:
+        if not value:
+            raise
+    return Words((letter.lower(),))
 
 
 def _is_plain(value):
@@ -128,7 +153,7 @@ def is_readable(gold):
     (True, False, False)
     """
     try:
-        _check_parses(read(option(gold)[1] or gold))
+        _check_parses(_read_first(gold))
     except Unreadable:
         return False
     return True

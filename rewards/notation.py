@@ -17,7 +17,12 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
-from rewards.numbers import SUM_OF_NAMES, parse_number
+from rewards.numbers import (
+    SAME_CHARACTERS,
+    SUM_OF_NAMES,
+    is_unit,
+    parse_number,
+)
 
 MAX_CHARS = 1000  # math_verify refuses longer texts too
 MAX_DEPTH = 20  # of brackets and braces in one another
@@ -34,16 +39,18 @@ class Unreadable(ValueError):
 
 _CHARACTERS = str.maketrans(
     {
+        **SAME_CHARACTERS,
         **dict.fromkeys("\u2212\u2010\u2011\u2012\u2013\u2014\uff0d", "-"),
         **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff", ""),
         **dict.fromkeys("\u00d7", r"\times "),
         **dict.fromkeys("\u00b7\u22c5", r"\cdot "),
         **{digit: f"^{{{i}}}" for i, digit in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")},
+        **{digit: f"_{{{i}}}" for i, digit in enumerate("₀₁₂₃₄₅₆₇₈₉")},
+        **dict.fromkeys("°\u2218\u00ba\u02da", r"^\circ "),
         "÷": r"\div ",
         "√": r"\sqrt ",
         "π": r"\pi ",
         "∞": r"\infty ",
-        "°": r"^\circ ",
         "≤": r"\le ",
         "≥": r"\ge ",
         "≠": r"\ne ",
@@ -80,6 +87,9 @@ _SPELLINGS = [
         (r"(?<!\\)\\[,;:! ]|\\q?quad(?![A-Za-z])|~", " "),
         (r"\\(?:mathrm|mathbf|mathit|textbf|textit|textrm|mbox|operatorname)"
          r"\s*(?=\{)", r"\\text"),
+        (r"^\s*\\(?:therefore|implies|Rightarrow)(?![A-Za-z])", ""),
+        # a value on each line
+        (r"(?<=[0-9A-Za-z)])[ \t]*\n\s*(?=[A-Za-z]\s*=|-?[0-9])", " , "),
         (r"\\text\s*\{\s*(?:and|or)\s*\}|\b(?:and|or)\b|;", " , "),
         (r"\\[dtc](frac|binom)(?![A-Za-z])", r"\\\1"),
         (r"\\frac\s*([0-9])\s*([0-9])(?![0-9])", r"\\frac{\1}{\2}"),
@@ -103,18 +113,28 @@ _SPELLINGS = [
         (r"\*\*", "^"),
         (r"\^\s*(?:\\circ|\{\s*\\circ\s*\})", ""),
         # a time of day: "4:30 p.m." and "4:30 \text{ PM}"
-        (r"(?<=:[0-9]{2})\s*\\text\s*\{\s*([AP])\.?M\.?\s*\}", r" \1M"),
+        (r"(?<=:[0-9]{2})\s*\\text\s*\{\s*([AaPp])\.?[Mm]\.?\s*\}",
+         r" \1m"),
         (r"(?<=:[0-9]{2})\s*(?:([Aa])|[Pp])\.?[Mm](?![A-Za-z])",
          lambda noon: " AM" if noon[1] else " PM"),
-        # a unit after a value: "2\sqrt{3}\text{ cm}^2", "2\sqrt{3} cm"
-        (r"(?<=[0-9)}i])\s*\\text\s*\{[^{}]*\}(?:\s*\^\s*\{?[0-9]\}?)?"
-         r"(?=\s*(?:,|$))", ""),
-        (r"(?<=[0-9)}i])\s+(?:[mck]?m|k?g|m?L|in|ft|[A-Za-z]{4,}(?: [A-Za-z]"
-         r"{4,})*)(?:\s*\^\s*\{?[0-9]\}?)?(?=\s*(?:,|$))", ""),
     )
 ]  # fmt: skip
 
 
+_SYSTEM = re.compile(
+    r"(\\left\s*\\\{\s*)?\\begin\{(array|cases|aligned)\}(?:\{[lcr]*\})?"
+    r"((?:(?!\\text|\\begin)[^&])*?)\\end\{\2\}(?:\s*\\right\s*\.)?"
+)
+
+
+def _as_list(system):
+    """Write the rows of a system of equations as a list."""
+    if not system[1] and system[2] != "cases":
+        return system[0]
+    return system[3].replace(r"\\", ",")
+
+
+@functools.lru_cache(maxsize=4096)
 def clean(text):
     r"""Return `text` in one spelling: no dollars, one name for each symbol.
 
@@ -124,6 +144,8 @@ def clean(text):
     'x \\ge \\sqrt{2} , x = -1'
     """
     text = _DOLLARS.sub(" ", text.translate(_CHARACTERS))
+    if r"\begin" in text and len(text) <= MAX_CHARS:
+        text = _SYSTEM.sub(_as_list, text)
     text = _outer_braces_off(text.strip(" \n.,:"))
     for pattern, replacement in _SPELLINGS:
         text = pattern.sub(replacement, text)
@@ -212,6 +234,15 @@ _BRACKETS = re.compile(r"\\[{}]|[()\[\]{}]")
 _OPENERS = ("(", "[", "{", r"\{")
 _COMPARES = re.compile(r"\\(?:le|ge|ne|in|approx|equiv)(?![A-Za-z])|[=<>]")
 _NAME = re.compile(r"[A-Za-z](?:_\{?\w+\}?)?(?:\([A-Za-z]\))?|\\[A-Za-z]+")
+_SUCH_THAT = re.compile(
+    r"\s*[A-Za-z]\s*(?:\\in\s*\(-\\infty,\\infty\)\s*)?"
+    r"(?:\\mid(?![A-Za-z])|[|:])(?=.*[<>=]|.*\\[lgn]e )"
+)
+# What may follow a value as its unit: "2\sqrt{3}\text{ cm}^2", "2\pi cm"
+_UNIT = re.compile(
+    r"(?<=[0-9)}i])(?:\s*\\text\s*\{([^{}]*)\}|\s([A-Za-z][A-Za-z ]*))"
+    r"(\s*\^\s*\{?[23]\}?)?$"
+)
 _NAMES = re.compile(r"\(\s*[A-Za-z](?:\s*,\s*[A-Za-z])+\s*\)")
 _LETTERS = re.compile(r"\\[A-Za-z]+|[A-Za-z]+")
 _TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
@@ -258,6 +289,9 @@ def _value(text):
     number = _number(text)
     if number:
         return number
+    inside = _TEXT.fullmatch(text)
+    if inside and "," in inside[1]:
+        return _value(inside[1])
     words = _words(text)
     if words:
         return words
@@ -293,6 +327,8 @@ def _words(text):
     words = tuple(bare.lower().split())
     if len(words) > 1 and words[0] in ("a", "an", "the"):
         words = words[1:]
+    if " ".join(words) in _PHRASES:
+        return _PHRASES[" ".join(words)]
     if _DAY.fullmatch(bare) or (inside and re.search("[A-Za-z]", bare)):
         return Words(words)
     if not _WORD_TEXT.fullmatch(bare):
@@ -302,6 +338,21 @@ def _words(text):
     return None
 
 
+_PHRASES = {
+    **dict.fromkeys(
+        (
+            "no solution",
+            "no solutions",
+            "no real solution",
+            "no real solutions",
+        ),
+        Expression(r"\emptyset"),
+    ),
+    **dict.fromkeys(
+        ("all real numbers", "all reals", "any real number"),
+        Bracketed("(", (Expression(r"-\infty"), Expression(r"\infty")), ")"),
+    ),
+}
 _OPTION = re.compile(
     r"(?:\(([A-J])\)|([A-J])[).:](?=\s)|([A-J])(?=[).]?$))\s*(\S.*)?"
 )
@@ -347,6 +398,8 @@ def _bracketed(text):
     if _depths(text)[opener.start()] or not _balanced(inside):
         return None
     parts = _split(inside, _comma)
+    if opener[0] == r"\{" and (condition := _SUCH_THAT.match(inside)):
+        return _value(inside[condition.end() :])
     if opener[0] == r"\{":
         return _several(parts)
     if len(parts) < 2 or opener[0] == "{":
@@ -425,6 +478,9 @@ def _interval(opener, low, high, closer):
 def _single(text):
     if _ONLY_LITERAL.search(text):
         return _ratio(text) or Literal(squeezed(text))
+    unit = _UNIT.search(text)
+    if unit and is_unit(f" {(unit[1] or unit[2]).strip()}"):
+        return _value(text[: unit.start()])
     if _BROKEN.search(text):
         raise Unreadable("two numbers without a sign between them")
     for run in letter_runs(_LAYOUT.sub("", text)):

@@ -7,7 +7,7 @@ not one whole, unambiguous number is None rather than a guess.
 It takes four steps: `_plain` rewrites Unicode and LaTeX spellings as ASCII
 ones and takes the wrapping off; `_right_side` leaves what follows the last
 equals sign; `_NUMBER` splits that into a number and a unit; `_value` computes
-the fraction, provided that `_is_unit` accepts the unit.
+the fraction, provided that `is_unit` accepts the unit.
 """
 
 import re
@@ -46,11 +46,18 @@ _SCALES = {
 _DIGITS = re.compile(r"-?[0-9]+")  # most answers are no more than this
 
 _INVISIBLE = "\u00ad\u061c\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff"
+# Full-width forms, and the digits of mathematical alphabets.
+SAME_CHARACTERS = {
+    **{chr(code): chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)},
+    **{chr(0x1D7CE + i): str(i % 10) for i in range(50)},
+    "。": ".",
+    "、": ",",
+}
 _CHARACTERS = str.maketrans(
     {
-        # full-width forms, and the digits of mathematical alphabets
-        **{chr(code): chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)},
-        **{chr(0x1D7CE + i): str(i % 10) for i in range(50)},
+        **SAME_CHARACTERS,
+        **dict.fromkeys("\u2218\u00ba\u02da", "°"),
+        **{digit: f"_{i}" for i, digit in enumerate("₀₁₂₃₄₅₆₇₈₉")},
         **dict.fromkeys("\u2212\u2010\u2011\u2012\u2013\u2014\uff0d", "-"),
         **dict.fromkeys("\u00d7\u00b7\u22c5", "*"),
         **dict.fromkeys("\u2044\u2215\u00f7", "/"),
@@ -76,6 +83,7 @@ _LATEX = [
     for pattern, replacement in (
         (rf"[{_INVISIBLE}]", ""),
         (r"\\([$%])", r"\1"),
+        (r"^\s*\\(?:therefore|implies|Rightarrow)\b", ""),
         (r"\\[()\[\]]|\\(?:left|right|displaystyle)\b", ""),
         # a thousands separator: 1{,}000 or 1\,000 or a thin space
         (
@@ -109,6 +117,7 @@ _LATEX = [
         ),
     )
 ]
+_IS_SET = re.compile(r"[^\x00-\x7f]|[\\^~{]")  # has what a rule looks for
 _IN_BRACKETS = re.compile(r"\\?[({]([^(){}]*)\\?[)}]")
 # What may stand before the digits: "-$5", "US$ 5", "USD 5", "negative 5".
 _PREFIX = re.compile(
@@ -158,6 +167,8 @@ _TERM = re.compile(
     rf"|(?<=[0-9]) ?(?:{_SHORT_UNIT})(?![A-Za-z])"
     r"|(?<![0-9A-Za-z\\])(?:of|in|to|at|by|an?)(?![A-Za-z])"
 )
+_APPROXIMATELY = re.compile(r"\\approx(?![A-Za-z])|≈")
+_DECIMALS = re.compile(r"\.([0-9]{1,20})")
 SUM_OF_NAMES = re.compile(r"[A-Za-z](?: ?\+ ?[A-Za-z])+")
 _BETWEEN_BOXES = re.compile(
     r"(?:[\s,;$&]|\\[,;:()\[\] ]|\\q?quad|and\b|or\b"
@@ -210,13 +221,36 @@ def parse_number(text):
     return value
 
 
+def readings(text):
+    r"""Return the texts that `text` may be compared as, in their order.
+
+    "65/3 ≈ 21.67" is the exact value, and the rounded one too if that
+    is what the exact one rounds to. Any other text is compared as it is.
+
+    >>> readings("65/3 ≈ 21.67"), readings(r"\pi \approx 3"), readings("5")
+    (['65/3 ', ' 21.67'], ['\\pi '], ['5'])
+    """
+    exact, *rounded = _APPROXIMATELY.split(text)
+    if len(rounded) != 1:
+        return [text]
+    name = exact.strip(" $")
+    if not name or (name != r"\pi" and _NAME.fullmatch(name)):
+        return rounded
+    numbers = parse_number(exact), parse_number(rounded[0])
+    decimals = _DECIMALS.search(rounded[0])
+    half = Fraction(1, 2) / 10 ** (len(decimals[1]) if decimals else 0)
+    if None in numbers or abs(numbers[0] - numbers[1]) > half:
+        return [exact]
+    return [exact, *rounded]
+
+
 def has_percent(text):
     """Tell whether a text names a percentage.
 
     >>> has_percent(r"50\\%"), has_percent("50 percent"), has_percent("0.5")
     (True, True, False)
     """
-    return "%" in text or "percent" in text.lower()
+    return "%" in text or "percent" in text or "Percent" in text
 
 
 def boxes(text):
@@ -288,8 +322,9 @@ def _unboxed(text):
 def _plain(text):
     """Return `text` in ASCII spelling, without wrapping around the number."""
     text = text.translate(_CHARACTERS)
-    for pattern, replacement in _LATEX:
-        text = pattern.sub(replacement, text)
+    if _IS_SET.search(text):
+        for pattern, replacement in _LATEX:
+            text = pattern.sub(replacement, text)
     return " ".join(text.split())
 
 
@@ -300,7 +335,7 @@ def _quantity(text):
         text = brackets[1].strip(" $\\")
     text = _PREFIX.sub(r"\1", _MINUS.sub("-", text), count=1)
     number = _NUMBER.fullmatch(_ASIDE.sub("", text))
-    if number is None or not _is_unit(number["unit"]):
+    if number is None or not is_unit(number["unit"]):
         return None
     return _value(number)
 
@@ -319,8 +354,12 @@ def _leads_to(value, side):
     )
 
 
-def _is_unit(text):
-    """Tell whether `text` leaves the number before it as it is."""
+def is_unit(text):
+    """Tell whether `text` leaves the number before it as it is.
+
+    >>> [is_unit(text) for text in (" cm^2", " per day", " thousand", "x")]
+    [True, True, False, False]
+    """
     glued = text[:1].isalpha()
     text = _UNIT_MARK.sub("", text, count=1)
     if not text:
