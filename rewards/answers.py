@@ -24,6 +24,7 @@ Every pattern here runs in linear time, whatever the text.
 """
 
 import functools
+import json
 import re
 
 from rewards.batch import RewardError, completion_texts
@@ -50,7 +51,8 @@ _REASONING_TAG = re.compile(
 )
 _ANSWER_TAG = re.compile(rf"<(/?)answer{_ATTRIBUTES}", re.IGNORECASE)
 _LABEL = re.compile(
-    r"####|\b(?:ans(?:wers?)?|(?:correct|right|best) (?:option|choice))"
+    r"####|(?<![A-Za-z])"
+    r"(?:ans(?:wers?)?|(?:correct|right|best) (?:option|choice))"
     r"(?: to [^.:=\n]{1,60}?)?(?: \([^()\n]{1,40}\))?"
     r"[*_\s]*(?:(?:is|are|would be|will be|must be)\b|[:=])",
     re.IGNORECASE,
@@ -201,6 +203,10 @@ def gold_answer(gold):
     >>> print(gold_answer("no number in here"), gold_answer(None))
     None None
     """
+    if hasattr(gold, "tolist"):
+        gold = gold.tolist()  # a number or an array of numpy or torch
+    if isinstance(gold, str) and gold.startswith('["'):
+        gold = _json_list(gold)
     if isinstance(gold, dict):
         return None
     if isinstance(gold, list | tuple):
@@ -476,6 +482,13 @@ def _gold_text(text):
         answer = after if marker else _bare_gold(text)
     answer = _bare(answer)
     return None if answer.lower() in _NO_GOLD else answer
+
+
+def _json_list(text):
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def _bare_gold(text):

@@ -80,6 +80,8 @@ def _verdict(gold, answer):
     if alike(gold, answer):
         return "right"
     gold, answer = _without_option(gold, answer)
+    if _same_as_numbers(gold, answer):
+        return "right"
     try:
         expected = read(gold)
         _check_parses(expected)
@@ -88,8 +90,6 @@ def _verdict(gold, answer):
     try:
         given = read(answer)
         if _either_percent(gold, answer, expected, given):
-            return "right"
-        if _either_mixed(gold, answer):
             return "right"
         return "right" if same(expected, given) else "wrong"
     except Unreadable:
@@ -135,7 +135,7 @@ def _read_first(text):
     try:
         return read(value or text)
     except Unreadable:
-        if not value:
+        if not letter:
             raise
     return Words((letter.lower(),))
 
@@ -165,6 +165,8 @@ def same(gold, answer):
     Raises Unreadable when an expression in `answer` can't be parsed.
     """
     gold, answer = _unassigned(gold, answer)
+    if _is_named(gold) != _is_named(answer):
+        return _same_in_order(gold, answer)
     if isinstance(gold, Several) and isinstance(answer, Several):
         return _same_several(gold.values, answer.values)
     if type(gold) is not type(answer):
@@ -193,6 +195,24 @@ def _unassigned(gold, answer):
     elif not isinstance(gold, Equation) and isinstance(answer, Equation):
         answer = answer.right if answer.assigns else answer
     return gold, answer
+
+
+def _is_named(value):
+    """Tell whether a value is a list such as x = 1, y = 2."""
+    return (
+        isinstance(value, Several)
+        and all(isinstance(v, Equation) and v.assigns for v in value.values)
+        and len({squeezed(v.left) for v in value.values}) > 1
+    )
+
+
+def _same_in_order(gold, answer):
+    """Compare x = 1, y = 2 with 1, 2 or (1, 2): their order names them."""
+    if not all(isinstance(v, Several | Bracketed) for v in (gold, answer)):
+        return False
+    return len(gold.values) == len(answer.values) and all(
+        map(same, gold.values, answer.values)
+    )
 
 
 def _same_several(golds, answers):
@@ -238,12 +258,16 @@ def _either_percent(gold, answer, expected, given):
     return same(other, Number(percent.value / 100, percent.digits))
 
 
-def _either_mixed(gold, answer):
-    """ "2 and 1/2" may be 2 1/2, or two values, as `read` has it."""
-    if " and " not in f"{gold} {answer}":
-        return False
-    numbers = parse_number(gold), parse_number(answer)
-    return None not in numbers and numbers[0] == numbers[1]
+def _same_as_numbers(gold, answer):
+    """Tell whether two texts are one number, as `rewards.numbers` has it.
+
+    It knows more names than `read`, as in "Total cost = 15", and takes
+    "2 and 1/2" for 2 1/2, not for two values.
+    """
+    if "=" in gold:
+        return False  # x = 5 is not y = 5
+    number = parse_number(gold)
+    return number is not None and number == parse_number(answer)
 
 
 # --- Expressions, with sympy -------------------------------------------------
@@ -399,6 +423,8 @@ def _set_of(value):
         return None if None in sets else sympy.Union(*sets)
     if isinstance(value, Bracketed) and len(value.values) == 2:
         low, high = (_sympy_of(end)[0] for end in value.values)
+        if (low - high).is_positive:
+            return None  # a point: as an interval, it would be empty
         is_open = value.opener == "(", value.closer == ")"
         return sympy.Interval(low, high, *is_open)
     if isinstance(value, Inequality):

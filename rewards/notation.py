@@ -87,6 +87,9 @@ _SPELLINGS = [
         (r"(?<!\\)\\[,;:! ]|\\q?quad(?![A-Za-z])|~", " "),
         (r"\\(?:mathrm|mathbf|mathit|textbf|textit|textrm|mbox|operatorname)"
          r"\s*(?=\{)", r"\\text"),
+        # a command whose backslash was escaped twice
+        (r"(?<!\\)\\\\(?=(?:[dt]?frac|sqrt|text|pi|left|right|infty|pm)"
+         r"(?![A-Za-z]))", r"\\"),
         (r"^\s*\\(?:therefore|implies|Rightarrow)(?![A-Za-z])", ""),
         # a value on each line
         (r"(?<=[0-9A-Za-z)])[ \t]*\n\s*(?=[A-Za-z]\s*=|-?[0-9])", " , "),
@@ -233,7 +236,10 @@ class Inequality:
 _BRACKETS = re.compile(r"\\[{}]|[()\[\]{}]")
 _OPENERS = ("(", "[", "{", r"\{")
 _COMPARES = re.compile(r"\\(?:le|ge|ne|in|approx|equiv)(?![A-Za-z])|[=<>]")
-_NAME = re.compile(r"[A-Za-z](?:_\{?\w+\}?)?(?:\([A-Za-z]\))?|\\[A-Za-z]+")
+_NAME = re.compile(
+    r"[A-Za-z](?:_\{?\w+\}?)?'?(?:\((?:[A-Za-z]|[-+]?[0-9./]+)\))?|[A-Z]{2,4}"
+    r"|(?:\\angle\s*[A-Z]{1,3}|\\[A-Za-z]+)"
+)
 _SUCH_THAT = re.compile(
     r"\s*[A-Za-z]\s*(?:\\in\s*\(-\\infty,\\infty\)\s*)?"
     r"(?:\\mid(?![A-Za-z])|[|:])(?=.*[<>=]|.*\\[lgn]e )"
@@ -354,6 +360,7 @@ _PHRASES = {
     ),
 }
 _OPTION = re.compile(
+    r"(?:(?:[Oo]ption|[Cc]hoice) )?"
     r"(?:\(([A-J])\)|([A-J])[).:](?=\s)|([A-J])(?=[).]?$))\s*(\S.*)?"
 )
 
@@ -479,7 +486,7 @@ def _single(text):
     if _ONLY_LITERAL.search(text):
         return _ratio(text) or Literal(squeezed(text))
     unit = _UNIT.search(text)
-    if unit and is_unit(f" {(unit[1] or unit[2]).strip()}"):
+    if unit and _is_unit_after(text[: unit.start()], unit):
         return _value(text[: unit.start()])
     if _BROKEN.search(text):
         raise Unreadable("two numbers without a sign between them")
@@ -489,6 +496,21 @@ def _single(text):
     if r"\pm" in text and text.count(r"\pm") == 1:
         return _several([text.replace(r"\pm", sign) for sign in "+-"])
     return Expression(text)
+
+
+def _is_unit_after(value, unit):
+    r"""Tell whether a match of _UNIT is a unit, and no factor of the value.
+
+    The h of "\pi r^2 h" is a factor, and so may be "2\pi m" beside letters.
+    """
+    if unit[2] is None:
+        return is_unit(f" {unit[1].strip()}")
+    words = unit[2].split()
+    return is_unit(" ".join(words)) and (
+        len(words[0]) > 3
+        or not _has_variable(value)
+        and (len(words[0]) > 1 or words[0] in "gm")
+    )
 
 
 def _ratio(text):

@@ -83,6 +83,7 @@ _LATEX = [
     for pattern, replacement in (
         (rf"[{_INVISIBLE}]", ""),
         (r"\\([$%])", r"\1"),
+        (r"(?<!\\)\\\\(?=(?:[dt]?frac|text|left|right)(?![A-Za-z]))", r"\\"),
         (r"^\s*\\(?:therefore|implies|Rightarrow)\b", ""),
         (r"\\[()\[\]]|\\(?:left|right|displaystyle)\b", ""),
         # a thousands separator: 1{,}000 or 1\,000 or a thin space

@@ -10,6 +10,7 @@ import collections
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from rewards.answers import POLICIES, gold_number, is_correct
@@ -68,6 +69,27 @@ def test_all_cases_in_one_batch_are_graded_as_alone():
     golds = [case["gold"] for case in CASES]
     together = accuracy_reward(texts, golds, policy="flexible")
     assert together == [wanted(case["right_from"])[-1] for case in CASES]
+
+
+@pytest.mark.parametrize(
+    "gold",
+    [
+        np.int64(18),
+        np.float32(18),
+        np.array(18),
+        np.array([18]),
+        np.str_("18"),
+    ],
+)
+def test_a_gold_of_numpy_is_what_it_holds(gold):
+    texts = ["<answer>18</answer>", "<answer>17</answer>"]
+    assert accuracy_reward(texts, [gold, gold]) == [1.0, 0.0]
+    assert [is_correct(text, gold) for text in texts] == [True, False]
+
+
+def test_a_missing_gold_of_numpy_is_none():
+    assert accuracy_reward(["<answer>nan</answer>"], [np.nan]) == [None]
+    assert accuracy_reward(["<answer></answer>"], [np.array([])]) == [None]
 
 
 def test_the_cases_are_well_formed_and_of_every_kind():
