@@ -229,7 +229,7 @@ def gold_number(gold):
     >>> print(gold_number("no number in here"), gold_number(None))
     None None
     """
-    return parse_number(gold_answer(gold) or "")
+    return _gold_value(gold_answer(gold) or "")
 
 
 def is_correct(completion, gold, policy="tagged"):
@@ -472,6 +472,9 @@ def _last_number(text):
 
 
 # --- Golds ------------------------------------------------------------------
+
+
+_gold_value = functools.lru_cache(maxsize=4096)(parse_number)
 
 
 @functools.lru_cache(maxsize=4096)  # each gold is asked for once a completion

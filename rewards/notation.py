@@ -361,7 +361,7 @@ _PHRASES = {
 }
 _OPTION = re.compile(
     r"(?:(?:[Oo]ption|[Cc]hoice) )?"
-    r"(?:\(([A-J])\)|([A-J])[).:](?=\s)|([A-J])(?=[).]?$))\s*(\S.*)?"
+    r"(?:\(([A-J])\)|([A-J])[).:](?=\s)|([A-J])(?=[).]?$))\s*([^\s,/&+].*)?"
 )
 
 
@@ -375,9 +375,10 @@ def option(text):
     (('C', '15'), ('C', 'red'), ('B', ''), ('', ''))
     """
     match = _OPTION.fullmatch(" ".join(_TEXT.sub(r"\1", clean(text)).split()))
-    if match is None:
-        return "", ""
-    return match[1] or match[2] or match[3], (match[4] or "").strip(" .")
+    value = match and (match[4] or "").strip(" .")
+    if match is None or _OPTION.match(value):
+        return "", ""  # "(A) (B)" and "A. B. C." are several
+    return match[1] or match[2] or match[3], value
 
 
 _SHORT = ("yes", "no", "odd", "red", "one", "two", "six", "ten")
