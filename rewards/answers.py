@@ -190,9 +190,11 @@ def gold_answer(gold):
 
     `gold` is a number, a solution that ends with GSM8K's ``#### N``, one that
     states its answer in a box or in words, or the bare answer: a number, a
-    formula with or without its dollar signs, a few words. A list of values is
-    one answer of several values. None means that there is no answer in it:
-    it is empty, None, "N/A" or the like, or it is prose that states nothing.
+    formula with or without its dollar signs, a few words. A list of values,
+    in JSON too, is one answer of several values. What numpy and torch hold is
+    read as what it holds. None means that there is no answer in it: it is
+    empty, None, "N/A", "proof" or the like, a record, or it is prose that
+    states nothing.
 
     >>> gold_answer("9 + 9 = 18 clips.\n#### 18")
     '18'
@@ -262,7 +264,8 @@ def compare_numbers(answer, gold):
     >>> [str(compare_numbers(a, "#### 1000")) for a in ("many", None)]
     ['unreadable', 'no_answer']
     """
-    expected = gold_number(gold)
+    text = gold_answer(gold) or ""
+    expected = _gold_value(text)
     if expected is None:
         return Outcome.NO_GOLD
     if not answer:
@@ -271,7 +274,7 @@ def compare_numbers(answer, gold):
     numbers = [number] if number is not None else _readings(answer)
     if not numbers:
         return Outcome.UNREADABLE
-    if expected in numbers or _percent(answer, gold, numbers[0], expected):
+    if expected in numbers or _percent(answer, text, numbers[0], expected):
         return Outcome.RIGHT
     return Outcome.WRONG
 
@@ -285,10 +288,9 @@ def _readings(answer):
 
 def _percent(answer, gold, number, expected):
     """50% is 50 on some pages and 0.5 on others: either is right."""
-    percents = [has_percent(text) for text in (answer, gold_answer(gold))]
-    if percents == [True, False]:
-        return number == 100 * expected
-    return percents == [False, True] and expected == 100 * number
+    if has_percent(answer):
+        return not has_percent(gold) and number == 100 * expected
+    return has_percent(gold) and expected == 100 * number
 
 
 def _after_reasoning(text):
