@@ -188,9 +188,10 @@ def parse_number(text):
 
     Understood: a sign (the Unicode minus too), thousands groups, decimals,
     fractions, mixed numbers, scientific notation with an exponent of up to
-    three digits, repeating decimals, currency, percent (the sign is a unit: GSM8K stores 50 for
-    50%), units in words, the end of a calculation ("9 + 9 = 18"), full-width
-    and invisible characters, a box and LaTeX around it all. Not understood,
+    three digits, repeating decimals, currency, percent (the sign is a unit:
+    GSM8K stores 50 for 50%), units in words, the end of a calculation
+    ("9 + 9 = 18"), brackets around it, full-width and invisible characters,
+    a box and LaTeX around it all. Not understood,
     hence None: anything else, two numbers, wrong thousands groups, a zero
     denominator, a product of variables, more than MAX_ANSWER_CHARS
     characters.
