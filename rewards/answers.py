@@ -30,6 +30,7 @@ import re
 from rewards.batch import RewardError, completion_texts
 from rewards.health import Outcome
 from rewards.numbers import (
+    MAX_ANSWER_CHARS,
     box_statement,
     has_percent,
     parse_number,
@@ -209,8 +210,10 @@ def gold_answer(gold):
         gold = gold.tolist()  # a number or an array of numpy or torch
     if isinstance(gold, str) and gold.startswith('["'):
         gold = _json_list(gold)
-    if isinstance(gold, dict):
+    if isinstance(gold, dict | bytes | bool | complex):
         return None
+    if isinstance(gold, int) and abs(gold) >= 10**MAX_ANSWER_CHARS:
+        return None  # Python would not even write it
     if isinstance(gold, list | tuple):
         gold = ", ".join(map(str, gold))
     return _gold_text(str(gold))
@@ -405,9 +408,8 @@ def _maths_segments(text):
     for mark in _MATHS_DELIMITER.finditer(text):
         if opener and mark[0] == _CLOSING[opener[0]]:
             content = text[opener.end() : mark.start()]
-            if mark[0] != "$" or _between_dollars(
-                content, text[mark.end() :][:2]
-            ):
+            after = text[mark.end() : mark.end() + 2]
+            if mark[0] != "$" or _between_dollars(content, after):
                 segments.append((opener.start(), mark.end(), content.strip()))
                 opener = None
                 continue

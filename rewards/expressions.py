@@ -46,9 +46,9 @@ from rewards.numbers import has_percent, parse_number, readings
 DIGITS = 50  # that every value is computed to
 AGREEING = 40  # digits in which equal values agree
 LONG_DECIMAL = 12  # significant digits that only a computer writes
+MAX_TERMS = 100  # of a sum that is worked out here
 MAX_DIGITS = 100_000  # of a value that is computed
 EXACT_DIGITS = 500  # of one that is computed exactly, so that 0 is 0
-POINTS = 4  # where two expressions with variables are compared
 
 
 # --- Comparing ---------------------------------------------------------------
@@ -114,6 +114,15 @@ def alike(gold, answer):
     if max(len(gold), len(answer)) > MAX_CHARS:
         return False
     return squeezed(clean(gold)) == squeezed(clean(answer)) != ""
+
+
+def is_clearly_right(gold, answer):
+    """Tell whether no parser is needed to say that an answer is right.
+
+    >>> is_clearly_right("18", "= 18"), is_clearly_right("x", "x ")
+    (True, True)
+    """
+    return alike(gold, answer) or _same_as_numbers(gold, answer)
 
 
 def is_plain(*texts):
@@ -306,6 +315,8 @@ def _parsed(text):
         raise Unreadable(f"no mathematics: {text[:80]}") from error
     if _digits_at_most(parsed) > MAX_DIGITS:
         raise Unreadable(f"a value of too many digits: {text[:80]}")
+    if _is_work_left(parsed):
+        raise Unreadable(f"a task, not its result: {text[:80]}")
     exact = {f: sympy.Rational(str(f)) for f in parsed.atoms(sympy.Float)}
     if "i" in letters and r"\sum" not in text and r"\prod" not in text:
         exact |= {s: sympy.I for s in parsed.free_symbols if s.name == "i"}
@@ -343,19 +354,20 @@ def _parse(text, letters):
     return parsed
 
 
-def _digits_at_most(parsed):
+def _digits_at_most(parsed, variable=0.7):
     """Return about how many digits a value has, before it is computed.
 
-    Variables count as numbers below 5, which they are at random points.
+    `variable` is how many a variable has: 0.7 for numbers below 5.
     """
     import sympy
 
     if isinstance(parsed, sympy.MatrixBase):
-        return max(map(_digits_at_most, parsed.flat()), default=0)
+        inside = [_digits_at_most(part, variable) for part in parsed.flat()]
+        return max(inside, default=0)
     if parsed.is_Rational:
         return max(abs(parsed.p), parsed.q).bit_length() * 0.302
-    inside = [_digits_at_most(part) for part in parsed.args]
-    most = max(inside, default=0.7)
+    inside = [_digits_at_most(part, variable) for part in parsed.args]
+    most = max(inside, default=variable)
     if most > MAX_DIGITS:
         return most
     if parsed.is_Mul:
@@ -369,6 +381,22 @@ def _digits_at_most(parsed):
     return most + 1
 
 
+def _is_work_left(parsed):
+    """Tell whether something is a task, and one that may never end.
+
+    An integral, a limit or an endless sum as an answer repeats the question.
+    """
+    import sympy
+
+    if isinstance(parsed, sympy.MatrixBase):
+        return any(map(_is_work_left, parsed.flat()))
+    sums = parsed.atoms(sympy.Sum, sympy.Product)
+    ends = [end for one in sums for end in one.limits[0][1:]]
+    return parsed.has(sympy.Integral, sympy.Limit, sympy.Derivative) or any(
+        not end.is_Integer or abs(end) > MAX_TERMS for end in ends
+    )
+
+
 def _tolerance(*digits):
     """Return the relative error allowed, for the digits of the decimals.
 
@@ -378,9 +406,17 @@ def _tolerance(*digits):
     return 10.0 ** (1 - max(digits)) if max(digits) >= LONG_DECIMAL else 0
 
 
+def _written_out(value):
+    """Tell whether a rational number is a short decimal: nothing to round."""
+    return (value * 10**LONG_DECIMAL).denominator == 1
+
+
 def _same_number(gold, answer):
     difference = abs(gold.value - answer.value)
     if gold.digits and answer.digits:
+        return difference == 0
+    exact = answer if gold.digits else gold
+    if _written_out(exact.value):
         return difference == 0
     allowed = Fraction(_tolerance(gold.digits, answer.digits))
     return difference <= allowed * abs(gold.value)
@@ -445,6 +481,8 @@ def _same_everywhere(gold, answer, tolerance=0):
         return True
     if gold.is_infinite or answer.is_infinite:
         return False
+    if gold.is_Rational and _written_out(Fraction(gold.p, gold.q)):
+        tolerance = 0
     pairs = _at_random_points(gold, answer)
     return all(_close(one, other, tolerance) for one, other in pairs)
 
@@ -504,14 +542,8 @@ def _at_random_points(gold, answer):
     Unreadable when the two can't be computed anywhere.
     """
     names = sorted({s.name for s in gold.free_symbols | answer.free_symbols})
-    source = random.Random(0)  # the same points, hence the same reward
     pairs = []
-    for index in range(POINTS if names else 1):
-        sign = -1 if index % 2 else 1
-        point = {
-            name: Fraction(sign * source.randint(10**5, 5 * 10**5), 10**5 + 3)
-            for name in names
-        }
+    for point in _points(names, gold, answer):
         one, other = (_value_at(side, point) for side in (gold, answer))
         if one is None or other is None:
             continue
@@ -522,8 +554,33 @@ def _at_random_points(gold, answer):
     return [pair for pair in pairs if not pair[0].imag] or pairs
 
 
+def _points(names, *expressions):
+    """Yield {name: value}: near 1 with every mix of signs, then far from it.
+
+    Far from 1 only where that does not make a value too large.
+    """
+    source = random.Random(0)  # the same points, hence the same reward
+    tame = all(
+        _digits_at_most(e, variable=3) < EXACT_DIGITS for e in expressions
+    )
+    for index in range((6 if tame else 4) if names else 1):
+        size = 10**5 if index < 4 else 10**7
+        yield {
+            name: Fraction(
+                source.randint(size, 5 * size)
+                * (-1 if index >> (at % 2) & 1 else 1),
+                10**5 + 3,
+            )
+            for at, name in enumerate(names)
+        }
+
+
 def _value_at(expression, point):
-    """Return the value with DIGITS digits as an mpmath number, or None."""
+    """Return the value with DIGITS digits as an mpmath number, or None.
+
+    What shrinks when it is computed with more digits is 0: the rest of terms
+    that cancel out.
+    """
     import mpmath
     import sympy
 
@@ -532,9 +589,19 @@ def _value_at(expression, point):
         for symbol in expression.free_symbols
     }
     if _digits_at_most(expression) < EXACT_DIGITS:
-        value = expression.subs(put_in).evalf(DIGITS)
-    else:
-        value = expression.evalf(DIGITS, subs=put_in)
+        expression, put_in = expression.subs(put_in), {}
+    value = _as_mpmath(expression.evalf(DIGITS, subs=put_in))
+    if value and abs(value) < mpmath.mpf(10) ** -AGREEING:
+        more = expression.evalf(3 * DIGITS, subs=put_in, maxn=9 * DIGITS)
+        if abs(_as_mpmath(more)) < abs(value) * mpmath.mpf(10) ** -AGREEING:
+            return mpmath.mpc(0)
+    return value
+
+
+def _as_mpmath(value):
+    import mpmath
+    import sympy
+
     parts = value.as_real_imag()
     if not all(part.is_Float or part.is_Rational for part in parts):
         return None

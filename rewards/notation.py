@@ -389,8 +389,10 @@ def _several(parts):
     if len(parts) > MAX_VALUES:
         raise Unreadable("too many values")
     flat = []
-    for value in map(_value, parts):
-        flat += value.values if isinstance(value, Several) else [value]
+    for part in parts:
+        value, is_set = _value(part), part.strip().startswith(r"\{")
+        inside = isinstance(value, Several) and not is_set
+        flat += value.values if inside else [value]
     if not flat:
         raise Unreadable("separators, and nothing between them")
     return Several(tuple(flat)) if len(flat) > 1 else flat[0]
@@ -439,6 +441,8 @@ def _equation(sides):
     if len(sides) > 2 and SUM_OF_NAMES.fullmatch(sides[0]):
         computed = sides[1:]  # "m + n = 256 + 37 = 293" says 293
     if not name and not any(map(_has_variable, computed)):
+        if len({*map(parse_number, computed)} - {None}) > 1:
+            raise Unreadable("two numbers that are said to be one")
         return _value(sides[-1])  # "2 + 3 = 5" says 5
     if _NAMES.fullmatch(sides[0]):
         return _value(sides[-1])

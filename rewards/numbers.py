@@ -149,8 +149,11 @@ _NOT_A_UNIT = re.compile(  # words that change the number before them
     "zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|"
     "(?:thir|four|fif|six|seven|eigh|nine)teen|"
     "(?:twen|thir|for|fif|six|seven|eigh|nine)ty|"
-    "hundred|thousand|[mbt]r?illion|half|halves|thirds?|quarter|"
+    "hundred|thousand|[mbt]r?illion|half|halves|thirds?|quarters?|"
+    "(?:four|fif|six|seven|eigh|nin|ten|eleven|twelf|[a-z]{3,6}teen|"
+    "[a-z]{3,5}tie|hundred|thousand|[mbt]r?illion)ths?|"
     "plus|minus|or|not|over|divided|squared|cubed|factorial|choose|mod|pi|"
+    "is|isn't|are|aren't|was|wasn't|wrong|incorrect|than|twice|thrice|"
     "sin|cos|tan|cot|sec|csc|log|ln|exp|sqrt"
 )
 # What may stand before an equals sign: a name, such as "x", "x_1", "f(2)",

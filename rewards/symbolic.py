@@ -172,7 +172,7 @@ def _decide(pairs):
 
 def _decided_here(gold, answer):
     """Return the Outcome if it takes no parser, else None."""
-    if answer is not None and expressions.alike(gold, answer):
+    if answer is not None and expressions.is_clearly_right(gold, answer):
         return Outcome.RIGHT
     try:
         if not expressions.is_plain(gold):

@@ -38,8 +38,8 @@ CASES += read_rows("reward_cases_symbolic.jsonl")
 
 # No looks give these away, and they take sympy minutes.
 ENDLESS = (
-    r"\int \frac{1}{x^{100}+x+1} dx",
-    r"\sum_{n=1}^{\infty}\frac{\sin n}{n}",
+    r"\sum_{i=1}^{99}\sum_{j=1}^{99}\sum_{k=1}^{99}\frac{1}{i+j+k}",
+    r"\prod_{i=1}^{99}\prod_{j=1}^{99}\prod_{k=1}^{99}(1+\frac{i}{j+k})",
 )
 
 
