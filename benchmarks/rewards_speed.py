@@ -1,4 +1,4 @@
-r"""How fast the rewards are: three ratios, each measured in one run.
+r"""How fast the rewards are: four ratios, each measured in one run.
 
     python benchmarks/rewards_speed.py
 
@@ -7,10 +7,13 @@ r"""How fast the rewards are: three ratios, each measured in one run.
 2. LaTeX: `accuracy_reward` against math_verify called in a plain loop, on
    the same golds with 8 completions each, none seen before;
 3. hanging: `accuracy_reward` on such completions of which 1 % make
-   math_verify hang for more than 3 s, against none of them.
+   math_verify hang for more than 3 s, against none of them;
+4. the same with 1 % that are killed at the deadline of a comparison.
 
-Each is the median of alternating measurements. Other work on the machine
-disturbs them: run nothing beside it.
+Each is the median of alternating measurements, among which the golds are
+shared out. "right" counts what was paid in the last of them; of the answers
+in LaTeX, every other one is right. Other work on the machine disturbs the
+figures: run nothing beside it.
 """
 
 import argparse
@@ -29,7 +32,7 @@ from rewards.symbolic import accuracy_reward
 COMPLETIONS_PER_GOLD = 8
 
 # Each of these kept math_verify 0.9.0 busy for more than 3 s of CPU time,
-# against the gold 7 or x + 1. N becomes another digit in each copy.
+# against the gold 7 or x + 1. N becomes a digit, another one in each copy.
 HANGING = [
     "9^{9^{9^{N}}}",
     "10^{10^{1N}}",
@@ -51,10 +54,15 @@ HANGING = [
     r"\sum_{n=1}^{\infty}\frac{\sin n}{n+N}",
     r"(1+x)^{999N}\cdot(1-x)^{9999}",
 ]
+# What no looks give away: these are killed at the deadline of a comparison.
+ENDLESS = [
+    r"\sum_{i=1}^{99}\sum_{j=1}^{99}\sum_{k=1}^{99}\frac{N}{i+j+k}",
+    r"\prod_{i=1}^{99}\prod_{j=1}^{99}\prod_{k=1}^{99}(N+\frac{i}{j+k})",
+]
 
 
 def main() -> None:
-    """Print the three ratios as a table."""
+    """Print the four ratios as a table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--numbers", type=int, default=2000)
     parser.add_argument("--golds", type=int, default=1000)
@@ -72,32 +80,30 @@ def main() -> None:
         },
         "numbers",
     )
-    latex = [
-        _latex(options.golds, 0.0, seed) for seed in range(options.repeat)
-    ]
+    seeds, count = range(options.repeat), -(-options.golds // options.repeat)
     _compare(
-        latex,
+        [_latex(count, seed) for seed in seeds],
         {
             "math_verify in a loop": _by_loop,
             "rewards.accuracy_reward": _by_symbol,
         },
         "LaTeX",
     )
-    hanging = [
-        (
-            _latex(options.golds, 0.0, seed),
-            _latex(options.golds, 0.01, seed + 50),
+    for name, texts in (
+        ("1 % hang math_verify", HANGING),
+        ("1 % reach our deadline", ENDLESS),
+    ):
+        _compare(
+            [
+                (_latex(count, f"{name} {seed}"), _latex(count, seed, texts))
+                for seed in seeds
+            ],
+            {
+                name: lambda pair: _by_symbol(pair[1]),
+                "none do": lambda pair: _by_symbol(pair[0]),
+            },
+            name,
         )
-        for seed in range(100, 100 + options.repeat)
-    ]
-    _compare(
-        hanging,
-        {
-            "1 % hanging": lambda pair: _by_symbol(pair[1]),
-            "none hanging": lambda pair: _by_symbol(pair[0]),
-        },
-        "hanging",
-    )
 
 
 def _compare(batches, ways, name):
@@ -154,17 +160,21 @@ def _numbers(count, seed):
     return completions, golds
 
 
-def _latex(golds, hanging_share, seed):
-    """(completions, golds), 8 completions for each gold in LaTeX."""
-    source = random.Random(seed)
+def _latex(golds, seed, hanging=()):
+    """(completions, golds), 8 completions for each gold in LaTeX.
+
+    Of `hanging` texts, one takes the place of each hundredth answer. No pair
+    comes twice, so that nothing is remembered from another measurement.
+    """
+    source = random.Random(f"{seed} {len(hanging)}")
     completions, solutions = [], []
     for _ in range(golds):
         gold, right, wrong = source.choice(_KINDS)(source)
         for index in range(COMPLETIONS_PER_GOLD):
             answer = source.choice(right if index % 2 else wrong)
-            if source.random() < hanging_share:
+            if hanging and len(completions) % 100 == 50:
                 digits = str(source.randint(1, 9999))
-                answer = source.choice(HANGING).replace("N", digits[0], 1)
+                answer = source.choice(hanging).replace("N", digits[0])
                 answer += f" + {digits}"
             completions.append(
                 "<think>\nWe write down what is given, and solve it step by "
