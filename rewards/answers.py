@@ -167,6 +167,10 @@ def extract_answer(completion, policy="tagged"):
     'y = \\frac{1}{2}x + 3'
     >>> extract_answer("<reasoning>9 + 9 makes 18", "flexible") is None
     True
+
+    Source: a strict and a flexible reading, as the GSM8K task of lm-
+    evaluation-harness has them, and the last box of MATH (Hendrycks et al.,
+    2021, arXiv:2103.03874).
     """
     if policy not in POLICIES:
         raise RewardError(
@@ -205,6 +209,9 @@ def gold_answer(gold):
     ('x^2', '1331 and 1728', 'E')
     >>> print(gold_answer("no number in here"), gold_answer(None))
     None None
+
+    Source: the marker #### of GSM8K (Cobbe et al., 2021, arXiv:2110.14168) and
+    the box of MATH (Hendrycks et al., 2021, arXiv:2103.03874).
     """
     if hasattr(gold, "tolist"):
         gold = gold.tolist()  # a number or an array of numpy or torch
@@ -233,6 +240,9 @@ def gold_number(gold):
     Fraction(-5, 2)
     >>> print(gold_number("no number in here"), gold_number(None))
     None None
+
+    Source: the marker #### of GSM8K (Cobbe et al., 2021, arXiv:2110.14168) and
+    the box of MATH (Hendrycks et al., 2021, arXiv:2103.03874).
     """
     return _gold_value(gold_answer(gold) or "")
 
@@ -251,6 +261,9 @@ def is_correct(completion, gold, policy="tagged"):
     True
     >>> is_correct("<answer>None</answer>", "no number in here") is None
     True
+
+    Source: the exact match of GSM8K (Cobbe et al., 2021, arXiv:2110.14168), by
+    value instead of by text.
     """
     outcome = compare_numbers(extract_answer(completion, policy), gold)
     return None if outcome is Outcome.NO_GOLD else outcome is Outcome.RIGHT

@@ -43,7 +43,7 @@ def think_format_reward(completions, *, prefilled="", **kwargs):
     ...                     prefilled="<think>")
     [1.0]
 
-    The idea is the format reward of Open R1 and the Hugging Face cookbook,
+    Source: the format reward of Open R1 and the Hugging Face cookbook,
     ``^<think>.*?</think>\s*<answer>.*?</answer>$``, done right.
     """
     return [

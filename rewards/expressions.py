@@ -172,6 +172,9 @@ def same(gold, answer):
     """Tell whether two values, as `read` returns them, are the same.
 
     Raises Unreadable when an expression in `answer` can't be parsed.
+
+    >>> same(read("1, 2"), read("2, 1")), same(read("(1, 2)"), read("(2, 1)"))
+    (True, False)
     """
     gold, answer = _unassigned(gold, answer)
     if _is_named(gold) != _is_named(answer):

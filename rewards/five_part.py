@@ -80,11 +80,16 @@ def correctness_reward(
     for each completion, and for an unknown policy or prefilled text. What
     could not be graded is reported to the trainer, see `rewards.health`.
 
+    Returns a list with 2.0, 0.0 or None for each completion.
+
     >>> right, bare = "<answer>18.0</answer>", "18"
     >>> correctness_reward([right, bare], answer=["#### 18", "#### 18"])
     [2.0, 0.0]
     >>> correctness_reward([right], answer=["no number in here"])
     [None]
+
+    Source: a part of William Brown's GRPO demo for GSM8K (2025), by value
+    instead of by text.
     """
     golds = gold_column(completions, {"answer": answer, **kwargs})
     turns = read_turns(completions, prefilled)
@@ -101,10 +106,15 @@ def integer_reward(completions, *, prefilled="", **kwargs):
     pays nothing: else a wrong answer in perfect form would reach 2.0, which
     is all that a right fraction without any form gets.
 
+    Returns a list with 0.5 or 0.0 for each completion.
+
     >>> integer_reward(["<answer>18</answer>", "<answer>1/2</answer>", "18"])
     [0.5, 0.0, 0.0]
     >>> integer_reward(["<answer>18</answer>"], answer=["1/2"])
     [0.0]
+
+    Source: a part of William Brown's GRPO demo for GSM8K (2025), for any way
+    to write an integer.
     """
     golds = gold_column(completions, kwargs, optional=True)
     return [
@@ -121,6 +131,8 @@ def strict_format_reward(completions, *, prefilled="", **kwargs):
     Inside the blocks any text is free, as long as none of it shares a line
     with a tag; white space, CRLF line ends and a last newline are free.
 
+    Returns a list with 0.5 or 0.0 for each completion.
+
     >>> blocks = "<reasoning>\n9+9\n</reasoning>\n<answer>\n18\n</answer>"
     >>> strict_format_reward([blocks, blocks + "\n", "So: " + blocks])
     [0.5, 0.5, 0.0]
@@ -129,6 +141,9 @@ def strict_format_reward(completions, *, prefilled="", **kwargs):
     >>> cut = blocks.removeprefix("<reasoning>\n")
     >>> strict_format_reward([cut], prefilled="<reasoning>\n")
     [0.5]
+
+    Source: a part of William Brown's GRPO demo for GSM8K (2025), over any
+    number of lines.
     """
     return [
         STRICT_FORMAT * (_tags_have_lines(text) and not _outside(text))
@@ -139,9 +154,14 @@ def strict_format_reward(completions, *, prefilled="", **kwargs):
 def soft_format_reward(completions, *, prefilled="", **kwargs):
     """Pay 0.5 for the two blocks in order, each tag once, words around free.
 
+    Returns a list with 0.5 or 0.0 for each completion.
+
     >>> blocks = "<reasoning>9+9</reasoning> <answer>18</answer>"
     >>> soft_format_reward([blocks, "So: " + blocks, blocks + blocks])
     [0.5, 0.5, 0.0]
+
+    Source: a part of William Brown's GRPO demo for GSM8K (2025), each tag
+    once, over any number of lines.
     """
     return [
         SOFT_FORMAT * _has_both_blocks(text)
@@ -155,10 +175,15 @@ def tag_count_reward(completions, *, prefilled="", **kwargs):
     Every character after the last end tag costs 0.001, so that a policy
     learns to stop there; the result never falls below 0.
 
+    Returns a list with a number from 0.0 to 0.5 for each completion.
+
     >>> tag_count_reward(["<reasoning>9+9</reasoning><answer>18</answer>"])
     [0.5]
     >>> tag_count_reward(["9+9 is <answer>18", "<answer>18</answer> I hope"])
     [0.125, 0.244]
+
+    Source: a part of William Brown's GRPO demo for GSM8K (2025), with a floor,
+    and in any layout.
     """
     return [_tag_count(text) for text in read_turns(completions, prefilled)]
 
@@ -190,6 +215,10 @@ def reward_set(weights=None, *, prefilled=""):
     >>> text = "9+9=18</think><answer>18</answer>"
     >>> [part([text], answer=["18"])[0] for part in parts]
     [2.0, 0.0, 0.0, 0.25, 1.0]
+
+    Source: the factors are those of TRL's reward_weights; that the form must
+    pay less than being right is what reports of hacked rewards teach (Amodei
+    et al., 2016, arXiv:1606.06565).
     """
     read_turns([], prefilled)  # refuses what is no opening tag
     parts = [with_options(part, prefilled=prefilled) for part in FIVE_PART]

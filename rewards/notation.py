@@ -161,7 +161,11 @@ _DECIMAL = re.compile(
 
 
 def decimal_digits(text):
-    """Count the significant digits of the longest decimal in `text`."""
+    """Count the significant digits of the longest decimal in `text`.
+
+    >>> decimal_digits("0.0250 m"), decimal_digits("250")
+    (3, 0)
+    """
     decimals = _DECIMAL.findall(text)
     digits = [len(one.lstrip("0.").replace(".", "")) for one in decimals]
     return max(digits, default=0)

@@ -25,7 +25,7 @@ def with_options(reward, **options):
     >>> lenient.__name__, lenient(["9 + 9 is 18."], answer=["#### 18"])
     ('correctness_reward', [2.0])
 
-    The idea is `functools.partial`, which alone would lose the name.
+    Source: `functools.partial`, which alone would lose the name.
     """
     known = options_of(reward)
     if unknown := sorted(set(options) - set(known)):

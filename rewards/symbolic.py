@@ -80,7 +80,7 @@ def accuracy_reward(
     >>> accuracy_reward(["<answer>5</answer>"], solution=["no number in here"])
     [None]
 
-    The comparison is built on math_verify by Hugging Face.
+    Source: math_verify by Hugging Face, with a comparison by values.
     """
     golds = gold_column(
         completions, {"solution": solution, **kwargs}, first="solution"
@@ -135,6 +135,9 @@ def unusable_golds(golds):
 
     >>> unusable_golds(["#### 5", "", r"$x^2$", "|||"])
     [1, 3]
+
+    Source: TRL's accuracy_reward skips such golds too, but only tells when
+    training runs.
     """
     outcomes = grade([None] * len(golds), golds)
     return [i for i, o in enumerate(outcomes) if o is Outcome.NO_GOLD]

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import doctest
 import io
 import json
 import os
@@ -87,21 +86,6 @@ def give(reward, *texts, **columns):
 
 def failed(verdicts):
     return {verdict.name for verdict in verdicts.failures}
-
-
-@pytest.mark.parametrize(
-    "module",
-    [
-        rewards.contract.check,
-        rewards.contract.probes,
-        rewards.contract.reward_file,
-        rewards.contract.subjects,
-        rewards.contract.trial,
-        rewards.contract.verdicts,
-    ],
-)
-def test_examples_in_the_docstrings_run(module):
-    assert doctest.testmod(module).failed == 0
 
 
 # --- a reward file as a reward of TRL's ----------------------------------

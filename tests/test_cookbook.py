@@ -1,21 +1,14 @@
 """The cookbook pair: form and accuracy, 1.0 each."""
 
-import doctest
 import pickle
 
 import pytest
 
-from rewards import RewardError, cookbook
+from rewards import RewardError
 from rewards.cookbook import COOKBOOK, think_format_reward
 from rewards.options import with_options
 
 GOOD = "<think>\n9 + 9\nmakes 18.\n</think>\n<answer>\n18\n</answer>"
-
-
-def test_examples_in_the_docstrings_run():
-    result = doctest.testmod(cookbook)
-    assert result.attempted > 0
-    assert result.failed == 0
 
 
 @pytest.mark.parametrize(

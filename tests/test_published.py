@@ -1,6 +1,5 @@
 """The rewards as published: each fault is there, so that it can be shown."""
 
-import doctest
 import subprocess
 import sys
 import threading
@@ -8,7 +7,7 @@ import threading
 import pytest
 
 import rewards
-from rewards import FIVE_PART, RewardError, published
+from rewards import FIVE_PART, RewardError
 from rewards.published import (
     COOKBOOK_AS_PUBLISHED,
     FIVE_PART_AS_PUBLISHED,
@@ -29,12 +28,6 @@ ONE_LINE = "<reasoning>9 + 9 = 18</reasoning><answer>18</answer>"
 
 def parts(text, gold="#### 18"):
     return [part([text], answer=[gold])[0] for part in FIVE_PART_AS_PUBLISHED]
-
-
-def test_examples_in_the_docstrings_run():
-    result = doctest.testmod(published)
-    assert result.attempted > 0
-    assert result.failed == 0
 
 
 @pytest.mark.parametrize(
