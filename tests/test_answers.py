@@ -40,7 +40,7 @@ def read_rows(path):
 # no policy does; "no gold": the gold can't be read, so the verdict is None.
 CASES = read_rows(HERE / "data" / "reward_cases.jsonl")
 # Golds that are no numbers: they wait for the symbolic part.
-LEFT = read_rows(HERE / "data" / "reward_cases_left.jsonl")
+SYMBOLIC = read_rows(HERE / "data" / "reward_cases_symbolic.jsonl")
 CONTRACT_CASES = {"T05", "T06", "T07", "T08", "T10", "T11"}
 
 
@@ -254,7 +254,7 @@ def test_public_case(case):
     assert verdicts == verdicts_wanted(case["right_from"]), case["expected"]
 
 
-@pytest.mark.parametrize("case", LEFT, ids=by_id)
+@pytest.mark.parametrize("case", SYMBOLIC, ids=by_id)
 def test_a_case_left_to_the_symbolic_part_never_pays(case):
     for policy in POLICIES:
         assert not is_correct(case["input"], case["gold"], policy)
@@ -264,7 +264,7 @@ def test_no_public_case_is_forgotten():
     path = SHARED / "cases" / "reward_cases.jsonl"
     if not path.exists():
         pytest.skip(f"the shared list of cases is not here: {path}")
-    here = {case["id"] for case in CASES + LEFT} | CONTRACT_CASES
+    here = {case["id"] for case in CASES + SYMBOLIC} | CONTRACT_CASES
     assert here == {case["id"] for case in read_rows(path)}
 
 
