@@ -14,8 +14,9 @@ import nbformat
 import papermill
 import pytest
 
+from grpo_lab.data import load_splits
 from rewards import symbolic
-from rewards.answers import POLICIES
+from rewards.answers import POLICIES, gold_answer, gold_number
 from rewards.batch import RewardError
 from rewards.cookbook import COOKBOOK, think_format_reward
 from rewards.health import Outcome
@@ -293,3 +294,18 @@ def test_the_worker_answers_as_the_module_says():
     answer = handler()
     assert answer([r"\sqrt{2}"]) is True and answer(["|||"]) is False
     assert answer([r"\sqrt{2}", r"\frac{2}{\sqrt{2}}"]) == "right"
+
+
+@pytest.mark.parametrize("source", ["pocket", "pocket_latex"])
+def test_generated_golds_are_right_and_constants_are_wrong(source):
+    """What the pocket lessons train on, graded as they do."""
+    golds = load_splits(source, train_rows=200, eval_rows=1).train["answer"]
+    assert unusable_golds(golds) == []
+    for form in ("<answer>{}</answer>", "<answer>${}$</answer>"):
+        texts = [form.format(gold_answer(gold)) for gold in golds]
+        assert set(accuracy_reward(texts, golds)) == {1.0}
+    for wrong in ("", "None", "-987654321", r"\frac{987}{654321}", "q", "0.5"):
+        texts = [f"<answer>{wrong}</answer>"] * len(golds)
+        paid = accuracy_reward(texts, golds)
+        right = [wrong == "0.5" and gold_number(g) == 0.5 for g in golds]
+        assert paid == [float(one) for one in right], wrong
