@@ -14,24 +14,20 @@ R1 project and the GRPO recipe of the Hugging Face cookbook (2025) mean by
 such a pair; `rewards.published` has what theirs computes.
 """
 
-import re
-
 from rewards.answers import read_turns
+from rewards.five_part import THINK_LAYOUT, tags_of, words_outside
 from rewards.symbolic import accuracy_reward
 
 FORMAT = 1.0
-
-_TAG = re.compile(r"</?(?:think|answer)>")
-_LAYOUT = ["<think>", "</think>", "<answer>", "</answer>"]
 
 
 def think_format_reward(completions, *, prefilled="", **kwargs):
     r"""Pay 1.0 for one <think> and one <answer> block, 0.0 for else.
 
     `completions` is a list of strings or of message lists, the result has
-    one score for each. Inside the blocks any text is free, over any number of
-    lines; white space around them is free, words there and doubled tags are
-    not. `prefilled` is the opening tag, where the chat template writes it.
+    one score for each. Inside the blocks any text but another tag is free,
+    over any number of lines; white space around them is free, words there
+    are not. `prefilled` is the opening tag, where the chat template writes it.
     Raises RewardError when it is anything else.
 
     >>> good = "<think>9 + 9\nmakes 18.</think>\n<answer>18</answer>"
@@ -56,7 +52,4 @@ COOKBOOK = (think_format_reward, accuracy_reward)
 
 
 def _is_well_formed(text):
-    if _TAG.findall(text) != _LAYOUT:
-        return False
-    before, _, between, _, after = _TAG.split(text)
-    return not (before + between + after).strip()
+    return tags_of(text) == THINK_LAYOUT and not words_outside(text)

@@ -29,8 +29,8 @@ that the template wrote: every part then reads prefilled + completion.
 
 `reward_set` returns the five parts with weights and options set, and refuses
 weights with which a wrong answer in good form could pay as much as a right
-one. TRL's own `GRPOConfig(reward_weights=[...])` works on any of the two as
-well, one factor for each part, and refuses nothing.
+one. TRL's own `GRPOConfig(reward_weights=[...])` works too, on FIVE_PART and
+on what `reward_set` returns, one factor for each part, but refuses nothing.
 
 The idea of five such parts, and their sizes, come from the GRPO demo for
 GSM8K by William Brown (2025), which many tutorials copy.
@@ -48,7 +48,7 @@ from rewards.answers import (
     read_turns,
 )
 from rewards.batch import RewardError, gold_column
-from rewards.health import report
+from rewards.health import Outcome, report
 from rewards.numbers import parse_number
 from rewards.options import with_options
 
@@ -61,9 +61,10 @@ TAIL_PENALTY = 0.001  # for each character after the end tag
 
 _TAG = re.compile(r"</?(?:reasoning|think|answer)>")
 # All tags of a well-formed completion, in order, in both families.
+THINK_LAYOUT = ["<think>", "</think>", "<answer>", "</answer>"]
 _LAYOUTS = (
     ["<reasoning>", "</reasoning>", "<answer>", "</answer>"],
-    ["<think>", "</think>", "<answer>", "</answer>"],
+    THINK_LAYOUT,
 )
 
 
@@ -102,9 +103,10 @@ def correctness_reward(
 def integer_reward(completions, *, prefilled="", **kwargs):
     """Pay 0.5 for an integer in the answer tags, 0.0 for anything else.
 
-    Where the gold is known and is no integer, an integer can't be right and
-    pays nothing: else a wrong answer in perfect form would reach 2.0, which
-    is all that a right fraction without any form gets.
+    Where the gold is known, it decides too, so that no wrong answer in
+    perfect form, 2.0 at most, reaches a right one without any form. Where it
+    is no integer, an integer can't be right and pays nothing; where it is
+    one, every right answer counts as one, "(A) 18" and "x ≈ 18" too.
 
     Returns a list with 0.5 or 0.0 for each completion.
 
@@ -112,6 +114,8 @@ def integer_reward(completions, *, prefilled="", **kwargs):
     [0.5, 0.0, 0.0]
     >>> integer_reward(["<answer>18</answer>"], answer=["1/2"])
     [0.0]
+    >>> integer_reward(["<answer>(A) 18</answer>"], answer=["18"])
+    [0.5]
 
     Source: a part of William Brown's GRPO demo for GSM8K (2025), for any way
     to write an integer.
@@ -146,7 +150,7 @@ def strict_format_reward(completions, *, prefilled="", **kwargs):
     number of lines.
     """
     return [
-        STRICT_FORMAT * (_tags_have_lines(text) and not _outside(text))
+        STRICT_FORMAT * (_tags_have_lines(text) and not words_outside(text))
         for text in read_turns(completions, prefilled)
     ]
 
@@ -277,17 +281,37 @@ def _names(parts):
 
 
 def _fitting_integer(text, gold):
-    number = parse_number(extract_answer(text) or "")
     expected = gold_number(gold)
-    return (
-        number is not None
-        and number.denominator == 1
-        and (expected is None or expected.denominator == 1)
-    )
+    if expected is not None and expected.denominator != 1:
+        return False
+    answer = extract_answer(text)
+    number = parse_number(answer or "")
+    if number is not None and number.denominator == 1:
+        return True
+    return compare_numbers(answer, gold) is Outcome.RIGHT
+
+
+def tags_of(text):
+    """Return the tags of a text in their order, those of both families.
+
+    >>> tags_of("So <think>9+9</think> is <answer>18")
+    ['<think>', '</think>', '<answer>']
+    """
+    return _TAG.findall(text)
+
+
+def words_outside(text):
+    """Return the words around the two blocks of a text that has just these.
+
+    >>> words_outside("So <think>9+9</think>, <answer>18</answer>!")
+    'So , !'
+    """
+    before, _, between, _, after = _TAG.split(text)
+    return (before + between + after).strip()
 
 
 def _has_both_blocks(text):
-    return _TAG.findall(text) in _LAYOUTS
+    return tags_of(text) in _LAYOUTS
 
 
 def _tags_have_lines(text):
@@ -295,14 +319,8 @@ def _tags_have_lines(text):
     return lines in _LAYOUTS
 
 
-def _outside(text):
-    """Return the words around the two blocks of a well-formed text."""
-    before, _, between, _, after = _TAG.split(text)
-    return (before + between + after).strip()
-
-
 def _tag_count(text):
-    tags = _TAG.findall(text)
+    tags = tags_of(text)
     once = max(
         sum(tags.count(tag) == 1 for tag in layout) for layout in _LAYOUTS
     )

@@ -31,6 +31,7 @@ GOOD = "<think>\n9 + 9\nmakes 18.\n</think>\n<answer>\n18\n</answer>"
         ("<answer>18</answer><think>x</think>", 0.0),
         ("<think>x<answer>18</answer></think>", 0.0),
         (GOOD.replace("think>", "reasoning>"), 0.0),
+        (GOOD.replace("makes", "<reasoning>"), 0.0),
         (GOOD.removeprefix("<think>"), 0.0),
         ("I do not need a </think> tag here.", 0.0),
         ("18", 0.0),

@@ -153,6 +153,16 @@ def test_an_integer_cannot_be_right_where_the_gold_is_none():
     assert integer_reward([text], solution=["1/2"]) == [0.0]
 
 
+@pytest.mark.parametrize(
+    ("answer", "gold"),
+    [("(A) 18", "18"), ("x ≈ 18", "18"), ("53/3 ≈ 18", "18"), ("0.5", "50%")],
+)
+def test_every_right_answer_beats_every_wrong_integer(answer, gold):
+    least = f"<answer>{answer}</answer>" * 2 + LONG_TAIL
+    assert parts(least, gold) == [2.0, 0.5, 0.0, 0.0, 0.0]
+    assert total(fill(PERFECT, 17), gold) == 2.0
+
+
 # --- options and weights --------------------------------------------------
 
 
@@ -349,6 +359,8 @@ def test_a_right_answer_beats_every_wrong_one(gold, in_form, other, text):
 @example(fill(PERFECT, 17), "18", FIVE_PART)
 @example(fill(PERFECT, 17), "1/2", FIVE_PART)
 @example("\n</think>\n<answer>\n17\n</answer>", "18", SETS["<think>\n"])
+@example("<answer>(A) 18</answer>", "18", FIVE_PART)
+@example("<answer>0.5</answer>", "50%", FIVE_PART)
 def test_form_alone_never_reaches_what_a_right_answer_gets(text, gold, parts):
     # The least that any right answer gets: no form at all, but an integer is
     # an integer.
