@@ -10,20 +10,36 @@ import inspect
 
 from rewards.batch import GOLD_COLUMNS, RewardError
 
+# What a trainer sets at each call, so that nobody can set it beforehand.
+_FROM_THE_TRAINER = {
+    "completions", "prompts", "completion_ids", *GOLD_COLUMNS,
+    "trainer_state", "environments", "log_metric", "log_extra",
+}  # fmt: skip
+
 
 def with_options(reward, **options):
     r"""Return the reward function `reward` with its options set.
 
     The options of a reward function are its keyword parameters that have a
-    default and are no gold column. The result is called as `reward` is, pays
-    in the same range, keeps its name, which TRL puts in its logs, and can be
-    pickled where `reward` can. Raises RewardError for an option that `reward`
-    does not have: its ``**kwargs`` would swallow a misspelt one in silence.
+    default and are nothing that a trainer sets. The result is called as
+    `reward` is, pays in the same range, keeps its name and can be pickled
+    where `reward` can. Raises RewardError for an option that `reward` does
+    not have: its ``**kwargs`` would swallow a misspelt one in silence.
+
+    All that a trainer logs of a reward stands under its name. So who trains
+    with one function twice gives the result another `__name__`, and what the
+    function itself logs (`rewards.health`) goes there, too.
 
     >>> from rewards.five_part import correctness_reward
     >>> lenient = with_options(correctness_reward, policy="flexible")
     >>> lenient.__name__, lenient(["9 + 9 is 18."], answer=["#### 18"])
     ('correctness_reward', [2.0])
+    >>> lenient.__name__ = "lenient"
+    >>> lenient(["18"], answer=["18"],
+    ...         log_extra=lambda column, texts: print(column, texts))
+    lenient/outcome ['right']
+    lenient/answer ['18']
+    [2.0]
 
     Source: `functools.partial`, which alone would lose the name.
     """
@@ -35,8 +51,7 @@ def with_options(reward, **options):
             f"{', '.join(known) or 'none'}. Type one of these, or leave the "
             "option out."
         )
-    bound = functools.partial(reward, **options)
-    return functools.update_wrapper(bound, reward)
+    return functools.update_wrapper(_Bound(reward, **options), reward)
 
 
 def options_of(reward):
@@ -51,5 +66,24 @@ def options_of(reward):
         for parameter in inspect.signature(reward).parameters.values()
         if parameter.kind is not parameter.POSITIONAL_ONLY
         and parameter.default is not parameter.empty
-        and parameter.name not in ("completions", *GOLD_COLUMNS)
+        and parameter.name not in _FROM_THE_TRAINER
     ]
+
+
+class _Bound(functools.partial):
+    """A reward with its options; logs under its own name."""
+
+    def __call__(self, *arguments, **columns):
+        if self.__name__ != self.func.__name__:
+            for log in ("log_metric", "log_extra"):
+                if columns.get(log) is not None:
+                    columns[log] = self._renaming(columns[log])
+        return super().__call__(*arguments, **columns)
+
+    def _renaming(self, log):
+        def log_under_own_name(name, value):
+            reward, slash, what = name.partition("/")
+            own = reward == self.func.__name__
+            log(f"{self.__name__}{slash}{what}" if own else name, value)
+
+        return log_under_own_name

@@ -1,5 +1,6 @@
 """The five-part set: what each part pays, and what no text can get."""
 
+import collections
 import inspect
 import json
 import pickle
@@ -17,6 +18,7 @@ from rewards import (
     MAX_REWARD,
     RANGES,
     RewardError,
+    accuracy_reward,
     correctness_reward,
     extract_answer,
     integer_reward,
@@ -220,13 +222,42 @@ def test_an_option_that_a_reward_does_not_have_is_refused():
 
 
 def test_a_learners_own_reward_has_options_too():
-    def near(completions, answer, tolerance=0.1, **kwargs):
+    def near(
+        completions, answer, tolerance=0.1, prompts=None, log_metric=None
+    ):
         return [tolerance for _ in completions]
 
     assert options_of(near) == ["tolerance"]
     bound = with_options(near, tolerance=0.5)
     assert bound(["x"], answer=["y"]) == [0.5]
     assert bound.__name__ == "near"
+
+
+@pytest.mark.parametrize("reward", [correctness_reward, accuracy_reward])
+def test_one_reward_under_two_names_is_logged_apart(reward):
+    """A trainer makes one table of all columns, which must be as long."""
+    other = with_options(reward, policy="flexible")
+    other.__name__ = "other"
+    inner = with_options(other)
+    inner.__name__ = "inner"
+    columns, metrics = collections.defaultdict(list), []
+    rewards = [reward, other, pickle.loads(pickle.dumps(inner))]
+    for one in rewards:
+        one(
+            ["It is 18."], answer=["18"],
+            log_extra=lambda name, texts: columns[name].extend(texts),
+            log_metric=lambda name, share: metrics.append(name),
+        )  # fmt: skip
+    names = [reward.__name__, "other", "inner"]
+    assert columns == {
+        f"{name}/{what}": [text]
+        for name, *texts in zip(
+            names, ["no_answer", "right", "right"], ["", "18", "18"],
+            strict=True,
+        )
+        for what, text in zip(["outcome", "answer"], texts, strict=True)
+    }  # fmt: skip
+    assert len(metrics) == len(set(metrics)) == 6 * len(names)
 
 
 def test_weights_multiply_what_each_part_pays():
