@@ -21,12 +21,13 @@
 # - the **policy** is the language model that is being trained;
 # - a **completion** is what it writes after a prompt, and writing some is a
 #   **rollout**;
+# - the **gold** is the answer that the data set gives for a question;
 # - a **reward** is the number that a completion earns;
 # - **GRPO**, group relative policy optimisation
 #   ([Shao et al., 2024](https://arxiv.org/abs/2402.03300)), lets the policy
 #   write a *group* of completions for one prompt and makes those likelier
-#   that earned more than the group's mean: how much more is their
-#   **advantage**.
+#   that earned more than the group's mean: how much more, measured by the
+#   group's spread, is their **advantage**.
 #
 # | profile | machine | time | memory |
 # | --- | --- | --- | --- |
@@ -72,8 +73,8 @@ PROFILE: str = "lite"  # full, lite or pocket: the same in this lesson
 OUTPUT_DIR: str = "runs/01_rewards"  # every file is written below it
 
 # %% [markdown]
-# A misspelt name or profile stops here. Any amount of memory would do, so
-# none is asked for.
+# A misspelt name or profile stops here. `full` and `lite` would ask for a
+# GPU's memory; here they are told that there is enough, since none is used.
 
 # %%
 from pathlib import Path
@@ -91,10 +92,12 @@ print(f"Profile {profile.name}, written to {output_dir}")
 # The question is the first one of the training set of GSM8K
 # ([Cobbe et al., 2021](https://arxiv.org/abs/2110.14168), MIT licence,
 # [openai/gsm8k](https://huggingface.co/datasets/openai/gsm8k) on the Hub).
-# Its gold is a worked solution. `<<48/2=24>>` are notes for a calculator, and
-# what follows `####` is the answer. The policy sees the question only.
+# Its gold comes with a worked solution. `<<48/2=24>>` are notes for a
+# calculator, and what follows `####` is the answer. The policy sees none of
+# it, only a prompt and the question.
 
 # %%
+from grpo_lab.prompts import REASONING_PROMPT
 from rewards import gold_answer
 
 question = (
@@ -108,11 +111,11 @@ gold = (
     "#### 72"
 )
 print("The gold answer:", gold_answer(gold))
+print("The prompt:", REASONING_PROMPT)
 
 # %% [markdown]
 # In training the policy writes the completions. Here we do: a group of four.
-# The prompt asks for the reasoning in one pair of tags and for the answer in
-# another.
+# Not all of them do what the prompt says.
 
 # %%
 completions = {
@@ -247,8 +250,9 @@ lengths = [len(row) for row in logps]
 # %% [markdown]
 # For each token GRPO takes the **ratio** of its probability now to that when
 # it was written, times the advantage of its completion. The loss is minus the
-# sum, divided by the number of all tokens of the group, so that each token
-# weighs the same. That division is called DAPO
+# sum, divided by the number of all tokens, so that each token weighs the same.
+# (Here they are those of one group; in training, of all groups in a step.)
+# That division is called DAPO
 # ([Yu et al., 2025](https://arxiv.org/abs/2503.14476)).
 
 
@@ -268,15 +272,25 @@ print(f"loss {loss.item():.3f}")
 # %% [markdown]
 # Each completion is learned from once, right after it was written. The policy
 # has not changed in between, so every ratio is 1. (GRPO also clips ratios
-# that leave the range from 0.8 to 1.2. At 1 that does nothing.)
+# that leave the range from 0.8 to 1.2. At 1 that does nothing. The paper also
+# takes off a penalty, beta times the KL divergence, for moving away from the
+# base model. TRL leaves it out.)
 #
 # All of this is what TRL does by default:
 
 # %%
 from trl import GRPOConfig
 
-for name in ("scale_rewards", "loss_type", "num_iterations", "epsilon"):
-    print(name, "=", GRPOConfig.__dataclass_fields__[name].default)
+meanings = {
+    "scale_rewards": "divide by the spread of the group",
+    "loss_type": "divide by the number of all tokens",
+    "num_iterations": "how often each completion is learned from",
+    "epsilon": "how far from 1 a ratio may be before it is clipped",
+    "beta": "weight of the KL penalty",
+}
+for name, meaning in meanings.items():
+    default = GRPOConfig.__dataclass_fields__[name].default
+    print(f"{name:14} = {default!s:5}  {meaning}")
 
 # %% [markdown]
 # ## Why the loss is near 0, and learning still happens
@@ -284,7 +298,7 @@ for name in ("scale_rewards", "loss_type", "num_iterations", "epsilon"):
 # With all ratios at 1 the log-probabilities drop out of the *value* of the
 # loss. What remains is advantage times length. Our lengths differ a lot, so
 # our loss is well off 0. Let us change one thing at a time and look at the
-# loss, and at the size of its gradient.
+# loss, and at the size of its gradient with respect to the log-probabilities.
 
 
 # %%
@@ -297,7 +311,7 @@ def loss_and_gradient(logps: list) -> tuple[float, float]:
 
 cases = {
     "as above": logps,
-    "ten times less sure": [10 * row for row in logps],
+    "log-probabilities times ten": [10 * row for row in logps],
     "all cut to two tokens": [row[:2] for row in logps],
     "the lengths reversed": logps[::-1],
 }
@@ -318,12 +332,19 @@ figures.table(looked_at, {"loss": "{:.3f}", "size of the gradient": "{:.3f}"})
 
 # %% [markdown]
 # - The loss does not notice how sure the policy is.
-# - With equal lengths it is 0, since the advantages add up to 0.
+# - With equal lengths it is 0, since the advantages add up to 0. In training
+#   good and bad completions are often about equally long, and over many groups
+#   the differences even out. So it is near 0.
 # - Else its sign tells whether the better completions were the longer ones
 #   (below 0) or the shorter ones (above 0). It does not tell how good they
 #   were.
 # - The gradient is not 0 in any of them. **It is what trains, and the loss
 #   is no sign of progress.** Watch the reward.
+#
+# How can that be, if every ratio is 1? The ratio *is* 1 now, but it grows as
+# soon as its token gets likelier: the denominator stays what it was. In the
+# code that is `detach`. So the ratio has a slope, and the slope is 1: what is
+# left in the gradient is the advantage.
 #
 # Here is the gradient that autograd finds, for the first token of each
 # completion. All its other tokens have the same.
@@ -469,8 +490,8 @@ totals = figures.reward_totals(honest | cheats, gold, sets)
 figures.reward_totals_table(totals)
 
 # %% [markdown]
-# In the figure, whatever lies right of a dotted line is paid more than the
-# honest solution in two lines.
+# In the figure, a mark to the right of the dotted line of its colour is paid
+# more than the honest solution in two lines.
 
 # %%
 figures.reward_totals_figure(totals)
@@ -526,15 +547,16 @@ mine = figures.reward_totals({"my cheat": my_cheat}, gold, sets)
 figures.reward_totals_table(mine)
 
 # %%
-best = totals.set_index("completion").loc["honest, two lines"]
+honesty = totals.set_index("completion").loc["honest, two lines"]
 for name in sets:
-    won = mine[name].item() > best[name]
-    print(f"{name}: {'your cheat wins' if won else 'honesty pays more'}")
+    more = mine[name].item() - honesty[name]
+    print(f"{name}: your cheat gets {more:+.2f} against the honest solution")
 
 # %% [markdown]
-# An unsolved sum is no number, so both sets pay its form only. In the figure
-# above you saw a text that does beat the honest solution in the published
-# set: the one with empty reasoning.
+# An unsolved sum is no number, so both sets pay its form only. Above 0 you
+# have won. In the figure you saw a text that does in the published set, the
+# one with empty reasoning. In ours 4 is the most, so a cheat can draw level
+# and not win.
 
 # %% [markdown]
 # ## Your own reward
@@ -561,8 +583,11 @@ for name, text in completions.items():
 # %% [markdown]
 # Four texts prove little. `check_reward` takes rows of the data, builds right
 # and wrong completions from their golds, and judges what the reward makes of
-# them. Our rows are the question above and eleven problems in GSM8K's form
-# from the embedded generator.
+# them. Each line that it prints is one check: its name, yes or NO, and what
+# it saw. It writes the right answers in several forms (our tags, other tags,
+# a box, plain text) and judges by the form that the reward pays best, which
+# it names at the top. Our rows are the question above and eleven problems in
+# GSM8K's form from the embedded generator.
 
 # %%
 from grpo_lab import data
@@ -577,8 +602,17 @@ assert verdicts.passed
 print(verdicts)
 
 # %% [markdown]
-# Nothing fails. The form that it pays best is a short one, as we wanted. Now a
-# sloppy reward that looks reasonable: the right number has to be in the text.
+# Nothing fails. The best paid form is the shortest with an answer block: its
+# opening `<think>` stands in the prompt, as some models want it. But how would
+# you attack this reward?
+
+# %%
+print(f"{reward(question, gold, '<answer>72</answer>'):.3f}")
+
+# %% [markdown]
+# No reasoning at all pays more than any of our four. We paid for short, and
+# would get it. Now a sloppy reward that looks reasonable: the right number has
+# to be in the text.
 
 
 # %%
@@ -605,7 +639,7 @@ print(verdicts)
 # - **not for wrong**: in every row a wrong number such as 172 is paid, since
 #   72 stands in it;
 # - **not for swapped**: in one row the answer of another row is paid, for the
-#   same reason;
+#   same reason: 72 where 7 is right;
 # - **not for a hedge**: a list of answers is paid if it holds the right one,
 #   so the longest list pays best.
 #
@@ -630,11 +664,13 @@ for name, parts in sets.items():
 # %% [markdown]
 # ## Exercises
 #
-# A solution stands right below each task: cover it and try first.
+# A solution stands right below each task: cover it and try first. The cell
+# after it checks yours too, if you take the same names.
 #
 # **1. Does the size of a reward matter?** (5 minutes, easy). In a group of
-# eight, one completion earns 4.0 and seven earn 2.0. What are their
-# advantages? And if the one earns 0.1 and the seven nothing? Guess first.
+# eight, one completion earns 4.0 and seven earn 2.0. What are their advantages
+# (`large`)? And if the one earns 0.1 and the seven nothing (`small`)? Guess
+# first.
 
 # %% tags=["solution"]
 large = group_advantages(torch.tensor([4.0] + [2.0] * 7))
@@ -653,8 +689,9 @@ assert large[0] > 6 * large[1].abs(), "the rare success counts most"
 #
 # **2. The loss of the GRPO paper** (10 minutes, medium). The paper divides
 # differently: first each completion's sum by its own length, then the mean
-# over the completions. Write it. What is its value for our group, and why?
-# TRL has it as `loss_type="grpo"`.
+# over the completions. Write it as `grpo_loss(logps, advantages)`. What is its
+# value for our group (`paper`), and why? And its gradient? Take it for
+# `again`, a fresh copy of `logps`. TRL has this loss as `loss_type="grpo"`.
 
 
 # %% tags=["solution"]
@@ -669,8 +706,9 @@ def grpo_loss(logps: list, advantages: torch.Tensor) -> torch.Tensor:
 again = [row.detach().requires_grad_() for row in logps]
 paper = grpo_loss(again, advantages)
 paper.backward()
-for row, name in zip(again, completions, strict=True):
-    print(f"{row.grad[0]:+.4f} for each token, {name}")
+print(f"loss {round(paper.item(), 6) + 0.0:.3f}; for each token:")
+for new, old, name in zip(again, logps, completions, strict=True):
+    print(f"{new.grad[0]:+.4f}, above {old.grad[0]:+.4f}  {name}")
 
 # %%
 their_paper = trl_numbers.loss(
@@ -684,13 +722,16 @@ for their_row, row in zip(their_paper.gradients, again, strict=True):
 # %% [markdown]
 # It is 0, whatever the lengths: each completion weighs the same, and the
 # advantages add up to 0. But with the same advantage a token of a short
-# completion now gets a larger push than one of a long completion: compare the
-# last one, which has two tokens, with the gradient above.
+# completion now gets a larger push than one of a long completion. Compare the
+# last one, which has two tokens, with its gradient above, and the first, which
+# has six.
 #
 # **3. Mend the sloppy reward** (10 minutes, medium). Change `sloppy` so that
-# nothing fails and the right answer without tags is still paid. The module
-# `rewards` has `extract_answer`, `parse_number` and `gold_number`; the policy
-# `"flexible"` of the first reads an answer with or without tags.
+# nothing fails and the right answer without tags is still paid, and call it
+# `mended`. The module `rewards` helps: `extract_answer(text,
+# policy="flexible")` is the answer in a text, with or without tags, or None
+# (its *policy* is a rule, not a model); `parse_number(text)` and
+# `gold_number(gold)` are the numbers in an answer and in a gold.
 
 # %% tags=["solution"]
 from rewards import extract_answer, gold_number, parse_number
@@ -698,7 +739,9 @@ from rewards import extract_answer, gold_number, parse_number
 
 def mended(question, answer, completion):
     given = extract_answer(completion, policy="flexible")
-    return float(parse_number(given or "") == gold_number(answer))
+    number = parse_number(given or "")
+    # Without the first half two that can't be read would be equal: both None.
+    return float(number is not None and number == gold_number(answer))
 
 
 # %%
