@@ -72,15 +72,16 @@ def main() -> None:
     accuracy_reward(["<answer>x</answer>"], solution=["$y+1$"])  # start-up
     print(f"Python {platform.python_version()} on {platform.machine()}")
     print(f"{'':40}{'seconds':>10}{'per second':>12}{'right':>8}{'ratio':>8}")
+    seeds = range(options.repeat)
+    count = -(-options.golds // options.repeat)
     _compare(
-        [_numbers(options.numbers, seed) for seed in range(options.repeat)],
+        [_numbers(options.numbers, seed) for seed in seeds],
         {
             "trl.rewards.accuracy_reward": _by_trl,
             "rewards.correctness_reward": _by_number,
         },
         "numbers",
     )
-    seeds, count = range(options.repeat), -(-options.golds // options.repeat)
     _compare(
         [_latex(count, seed) for seed in seeds],
         {
@@ -89,21 +90,22 @@ def main() -> None:
         },
         "LaTeX",
     )
-    for name, texts in (
-        ("1 % hang math_verify", HANGING),
-        ("1 % reach our deadline", ENDLESS),
-    ):
-        _compare(
-            [
-                (_latex(count, f"{name} {seed}"), _latex(count, seed, texts))
-                for seed in seeds
-            ],
-            {
-                name: lambda pair: _by_symbol(pair[1]),
-                "none do": lambda pair: _by_symbol(pair[0]),
-            },
-            name,
-        )
+    _compare_hanging("1 % hang math_verify", HANGING, count, seeds)
+    _compare_hanging("1 % reach our deadline", ENDLESS, count, seeds)
+
+
+def _compare_hanging(name, texts, count, seeds):
+    _compare(
+        [
+            (_latex(count, f"{name} {seed}"), _latex(count, seed, texts))
+            for seed in seeds
+        ],
+        {
+            name: lambda pair: _by_symbol(pair[1]),
+            "none do": lambda pair: _by_symbol(pair[0]),
+        },
+        name,
+    )
 
 
 def _compare(batches, ways, name):

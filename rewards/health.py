@@ -30,11 +30,13 @@ class Outcome(StrEnum):
     UNREADABLE = "unreadable"
     """It gives one that can't be parsed."""
     TIMEOUT = "timeout"
-    """The comparison was killed at its deadline or its memory limit."""
+    """The work was killed at its deadline; a comparison, also for its memory
+    or by a crash."""
     NO_GOLD = "no_gold"
     """The gold can't be read, so that nobody knows what is right."""
     ERROR = "error"
-    """The code of a reward file raised, crashed or gave no number."""
+    """A reward file's code raised, crashed, took too much memory or gave no
+    finite number."""
     SCORED = "scored"
     """A reward file gave a number, which may mean anything."""
 

@@ -33,8 +33,8 @@ published_arena_reward         "-3" equals 3 and "18.5" equals 18; a unit
                                reasoning
 =============================  ==========================================
 
-Nothing outside this module names these functions; they must be imported from
-it, `from rewards.published import FIVE_PART_AS_PUBLISHED`.
+`rewards` itself exports none of them, so that nobody trains on one by
+accident: `from rewards.published import FIVE_PART_AS_PUBLISHED`.
 """
 
 import re
@@ -68,6 +68,8 @@ def published_correctness_reward(completions, answer=None, **kwargs):
     >>> texts = ["<answer>18</answer>", "<answer>18.0</answer>", "18"]
     >>> published_correctness_reward(texts, answer=["#### 18"] * 3)
     [2.0, 0.0, 2.0]
+
+    Source: William Brown's GRPO demo for GSM8K (2025).
     """
     golds = gold_column(completions, {"answer": answer, **kwargs})
     return [
@@ -84,6 +86,8 @@ def published_integer_reward(completions, **kwargs):
     >>> texts = ["<answer>18</answer>", "<answer>-18</answer>", "18"]
     >>> published_integer_reward(texts)
     [0.5, 0.0, 0.5]
+
+    Source: William Brown's GRPO demo for GSM8K (2025).
     """
     return [
         0.5 * _between_tags(text).isdigit()
@@ -98,6 +102,8 @@ def published_strict_format_reward(completions, **kwargs):
     >>> published_strict_format_reward(
     ...     [text, text.strip(), text.replace("9+9", "9\n+9")])
     [0.5, 0.0, 0.0]
+
+    Source: William Brown's GRPO demo for GSM8K (2025).
     """
     return [
         0.5 * bool(_STRICT.match(text))
@@ -111,6 +117,8 @@ def published_soft_format_reward(completions, **kwargs):
     >>> text = "<reasoning>9+9</reasoning> <answer>18</answer> or 19"
     >>> published_soft_format_reward([text, "So: " + text])
     [0.5, 0.0]
+
+    Source: William Brown's GRPO demo for GSM8K (2025).
     """
     return [
         0.5 * bool(_SOFT.match(text)) for text in completion_texts(completions)
@@ -129,6 +137,8 @@ def published_tag_count_reward(completions, **kwargs):
     >>> texts = [text, text[:-1], text + "x" * 999, "18"]
     >>> [round(score, 3) for score in published_tag_count_reward(texts)]
     [0.5, 0.45, -0.499, -0.002]
+
+    Source: William Brown's GRPO demo for GSM8K (2025).
     """
     return [
         0.125 * sum(text.count(tag) == 1 for tag in _TAGS)
@@ -163,6 +173,8 @@ def published_think_format_reward(completions, **kwargs):
     >>> lines = text.replace("+", "\n+")
     >>> published_think_format_reward([text, lines, text * 2])
     [1.0, 0.0, 1.0]
+
+    Source: the GRPO recipe of the Hugging Face cookbook and Open R1 (2025).
     """
     return [
         float(bool(_THINK.match(text)))
@@ -190,6 +202,8 @@ def published_accuracy_reward(
     >>> golds = ["$0.5$", "$18$", "a gold without maths"]
     >>> published_accuracy_reward(texts, solution=golds)
     [1.0, 0.0, 1.0]
+
+    Source: the GRPO recipe of the Hugging Face cookbook and Open R1 (2025).
     """
     from math_verify import LatexExtractionConfig, parse, verify
 
@@ -237,6 +251,8 @@ def published_arena_reward(question, answer, completion):
     2.0
     >>> published_arena_reward("?", "#### -18", text)
     2.0
+
+    Source: AgileRL's Arena tutorial, its reward.py.
     """
     block = _ARENA_ANSWER.search(completion)
     given = _digits_and_commas(block[1]) if block else None

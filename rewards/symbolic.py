@@ -101,6 +101,8 @@ def is_equivalent(completion, gold, policy="tagged"):
 
     >>> is_equivalent(r"So it is \boxed{2\sqrt{2}}.", r"$\sqrt{8}$", "stated")
     True
+
+    Source: math_verify by Hugging Face, with a comparison by values.
     """
     answer = extract_answer(completion, policy)
     pay = grade([answer], [gold])[0].pay(1.0)

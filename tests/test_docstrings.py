@@ -68,3 +68,4 @@ def test_the_published_ones_are_described_with_their_faults():
     ):
         assert reward.__name__ in published.__doc__
         assert not hasattr(rewards, reward.__name__)
+        assert "Source:" in reward.__doc__

@@ -24,6 +24,25 @@ from rewards.contract.verdicts import Verdict, Verdicts
 MAX_ROWS = 20  # more rows say little more
 LEAST = 1e-9  # a smaller difference is none
 
+# What a call should do: the check, the failures that break it, and what to do.
+_CALLS = (
+    (
+        "runs",
+        ("timeout", "memory", "crash", "error"),
+        "Mend the function for this completion: a policy writes every text "
+        "there is.",
+    ),
+    (
+        "gives a number",
+        ("no number",),
+        "Return a float in every branch, for example 0.0.",
+    ),
+    (
+        "is finite",
+        ("not finite",),
+        "Look for a division by zero or a logarithm, and bound it.",
+    ),
+)
 # What should not be paid like a right answer: the check, its kind of probe,
 # the words for it, and what to do when it is paid.
 _TRAPS = (
@@ -192,50 +211,34 @@ class _Row:
 def _calls(trial):
     """Judge that every call gave a finite number."""
     left = trial.pairs
-    for name, kinds, advice in (
-        (
-            "runs",
-            ("timeout", "memory", "crash", "error"),
-            "Mend the function for this completion: a policy writes every "
-            "text there is.",
-        ),
-        (
-            "gives a number",
-            ("no number",),
-            "Return a float in every branch, for example 0.0.",
-        ),
-        (
-            "is finite",
-            ("not finite",),
-            "Look for a division by zero or a logarithm, and bound it.",
-        ),
-    ):
+    for name, kinds, advice in _CALLS:
         bad = [pair for pair in left if pair[1].failure in kinds]
         if not left:
             why = "no call came so far" if trial.pairs else "not tried"
             yield Verdict(name, None, why)
-        elif not bad:
+        elif bad:
+            yield _call_failed(trial, name, bad, len(left), advice)
+        else:
             seen = f"{len(left)} completions"
             if name == "runs" and trial.stopped:
                 seen += f"; {trial.stopped}"
             yield Verdict(name, True, seen, left[0][0].text)
-        else:
-            probe, score = bad[0]
-            counts = Counter(score.failure for _, score in bad)
-            counted = ", ".join(f"{n} x {kind}" for kind, n in counts.items())
-            seen = (
-                f"{counted} in {len(left)} completions, the first: "
-                f"{score.reason}"
-            )
-            if trial.stopped:
-                seen += f" ({trial.stopped})"
-            if "unexpected keyword" in score.reason:
-                advice = (
-                    "TRL calls a reward by keyword with more than it needs: "
-                    "give it **kwargs."
-                )
-            yield Verdict(name, False, seen, probe.text, advice)
         left = [pair for pair in left if pair[1].failure not in kinds]
+
+
+def _call_failed(trial, name, bad, tried, advice):
+    probe, score = bad[0]
+    counts = Counter(score.failure for _, score in bad)
+    counted = ", ".join(f"{n} x {kind}" for kind, n in counts.items())
+    seen = f"{counted} in {tried} completions, the first: {score.reason}"
+    if trial.stopped:
+        seen += f" ({trial.stopped})"
+    if "unexpected keyword" in score.reason:
+        advice = (
+            "TRL calls a reward by keyword with more than it needs: give it "
+            "**kwargs."
+        )
+    return Verdict(name, False, seen, probe.text, advice)
 
 
 def _pays(trial, rows):

@@ -1,6 +1,6 @@
 """Call a reward with probes, as much as time allows, and keep what it gave.
 
-`rewards.contract` judges what is kept here.
+`rewards.contract.check` judges what is kept here.
 """
 
 import statistics
