@@ -51,7 +51,9 @@ def with_options(reward, **options):
             f"{', '.join(known) or 'none'}. Type one of these, or leave the "
             "option out."
         )
-    return functools.update_wrapper(_Bound(reward, **options), reward)
+    bound = _Bound(reward, **options)
+    # Not its attributes, which may be what only it can pickle.
+    return functools.update_wrapper(bound, reward, updated=())
 
 
 def options_of(reward):

@@ -30,6 +30,7 @@ from rewards import (
     published,
     strict_format_reward,
     tag_count_reward,
+    with_options,
 )
 from rewards.contract import Verdict, Verdicts, check_reward, load_reward
 from rewards.contract.probes import FORMS, examples_of, probes
@@ -354,6 +355,9 @@ def test_a_loaded_file_can_be_pickled_and_used_after_close(tmp_path):
     with loaded(file(tmp_path)) as reward:
         assert give(reward, TAGGED.format(18)) == [1.0]
         copied = pickle.loads(pickle.dumps(reward))
+        bound = pickle.loads(pickle.dumps(with_options(reward)))
+        assert bound.__name__ == reward.__name__
+        bound.func.close()
         reward.close()
         reward.close()
         assert give(reward, TAGGED.format(18)) == [1.0]
