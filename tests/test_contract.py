@@ -858,7 +858,15 @@ def test_a_function_that_changes_its_arguments_is_found():
         kwargs["tags"][0].clear()
         return scores
 
+    def parses(completions, answer, **kwargs):
+        scores = right_ones(completions, answer)
+        answer[:] = [text.rpartition("####")[2] for text in answer]
+        return scores
+
     rows = [row | {"tags": ["easy"]} for row in ROWS]
+    verdicts = check_reward(parses, rows)
+    assert failed(verdicts) == {"changes no argument"}
+    assert "'answer'" in verdicts["changes no argument"].seen
     assert failed(check_reward(pops, rows)) == {"changes no argument"}
     assert failed(check_reward([pops, *FIVE_PART], rows)) == {
         "changes no argument"

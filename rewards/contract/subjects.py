@@ -21,6 +21,8 @@ from rewards.contract.reward_file import (
 
 # What the trainer passes by other names, or never.
 _NO_COLUMNS = ("prompt", "completion", "completion_ids")
+# What each call gets a copy of.
+_MADE_ANEW = ("prompts", "completions", "completion_ids")
 
 
 def subject_of(reward, seconds):
@@ -139,8 +141,12 @@ class _Function:
         return [Score() if v is None else finite_score(v) for v in values]
 
     def _notice_changes(self, call, as_it_was):
-        for name in ("prompts", "completions", "completion_ids"):
-            if call[name] != as_it_was[name]:
+        for name, values in call.items():
+            if name in _MADE_ANEW:
+                changed = values != as_it_was[name]
+            else:  # the row's own values, which may be arrays
+                changed = [*map(id, values)] != [*map(id, as_it_was[name])]
+            if changed:
                 self.changed = name
 
 
