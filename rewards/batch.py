@@ -7,6 +7,11 @@ is refused with one clear error.
 """
 
 GOLD_COLUMNS = ("answer", "solution", "ground_truth")
+# What TRL passes at each call beside the columns of the dataset.
+FROM_THE_TRAINER = (
+    "completions", "prompts", "completion_ids",
+    "trainer_state", "environments", "log_metric", "log_extra",
+)  # fmt: skip
 
 
 class RewardError(ValueError):
@@ -97,11 +102,12 @@ def gold_column(completions, columns, *, first="answer", optional=False):
             return _checked(name, columns[name], len(completions))
     if optional:
         return [None] * len(completions)
-    given = ", ".join(sorted(set(columns) - set(GOLD_COLUMNS))) or "none"
+    no_golds = {*GOLD_COLUMNS, *FROM_THE_TRAINER}
+    given = ", ".join(sorted(set(columns) - no_golds)) or "none"
     raise RewardError(
         "The gold answers are missing: a reward for right answers reads them "
         "from the column 'answer' ('solution' and 'ground_truth' work too), "
-        f"and the columns with values are: {given}. Rename yours before "
+        f"and the other columns are: {given}. Rename yours before "
         "training: dataset = dataset.rename_column('YOUR_COLUMN', 'answer')."
     )
 

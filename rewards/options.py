@@ -8,13 +8,7 @@ policy for reading an answer, must be fixed beforehand.
 import functools
 import inspect
 
-from rewards.batch import GOLD_COLUMNS, RewardError
-
-# What a trainer sets at each call, so that nobody can set it beforehand.
-_FROM_THE_TRAINER = {
-    "completions", "prompts", "completion_ids", *GOLD_COLUMNS,
-    "trainer_state", "environments", "log_metric", "log_extra",
-}  # fmt: skip
+from rewards.batch import FROM_THE_TRAINER, GOLD_COLUMNS, RewardError
 
 
 def with_options(reward, **options):
@@ -68,7 +62,7 @@ def options_of(reward):
         for parameter in inspect.signature(reward).parameters.values()
         if parameter.kind is not parameter.POSITIONAL_ONLY
         and parameter.default is not parameter.empty
-        and parameter.name not in _FROM_THE_TRAINER
+        and parameter.name not in (*FROM_THE_TRAINER, *GOLD_COLUMNS)
     ]
 
 

@@ -500,6 +500,7 @@ def test_the_golds_may_have_any_of_three_names(column):
         ({}, "column 'answer'"),  # T05
         ({"solution": None}, "column 'answer'"),  # T06
         ({"ground_truths": ["5", "5"]}, "are: ground_truths"),  # T07, T10
+        ({"x": [1, 2], "prompts": ["?"] * 2, "log_metric": print}, "are: x."),
         ({"answer": "55"}, "must be a list"),
         ({"answer": 5}, "must be a list"),
         ({"answer": ["5"]}, "2 completions and 1 gold"),  # T08
