@@ -1,12 +1,12 @@
-"""Reward functions for GRPO on maths, for any trainer with TRL's signature.
+r"""Reward functions for GRPO on maths, for any trainer with TRL's signature.
 
 >>> from rewards import FIVE_PART, MAX_REWARD, accuracy_reward
->>> good = "<reasoning>\\n9+9 = 18\\n</reasoning>\\n<answer>\\n18\\n</answer>"
+>>> good = "<reasoning>\n9+9 = 18\n</reasoning>\n<answer>\n18\n</answer>"
 >>> [part([good], answer=["#### 18"]) for part in FIVE_PART]
 [[2.0], [0.5], [0.5], [0.5], [0.5]]
 >>> MAX_REWARD
 4.0
->>> accuracy_reward([good], solution=[r"$\\\\boxed{\\\\sqrt{324}}$"])
+>>> accuracy_reward([good], solution=[r"$\boxed{\sqrt{324}}$"])
 [1.0]
 
 What a reward is made of, from the text of a completion to its score:
@@ -53,7 +53,11 @@ from rewards.five_part import (
 from rewards.health import FailureLimit, Outcome
 from rewards.numbers import parse_number
 from rewards.options import with_options
-from rewards.symbolic import accuracy_reward, unusable_golds
+from rewards.symbolic import (
+    accuracy_reward,
+    is_equivalent,
+    unusable_golds,
+)
 
 __all__ = [
     "COOKBOOK",
@@ -72,6 +76,7 @@ __all__ = [
     "gold_number",
     "integer_reward",
     "is_correct",
+    "is_equivalent",
     "load_reward",
     "parse_number",
     "reward_set",
