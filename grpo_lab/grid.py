@@ -505,8 +505,9 @@ def reward_fingerprint(rewards: Sequence[Callable]) -> str:
         function, layers = _unwrapped(reward)
         digest.update(f"{function.__module__}.{function.__name__}".encode())
         digest.update(repr(layers).encode())
-        # the text of a reward file, which is no module that is imported
-        digest.update(getattr(function, "source", "").encode())
+        # a reward file is no module that is imported: its text and deadline
+        for name in ("source", "seconds"):
+            digest.update(str(getattr(function, name, "")).encode())
         for text in _sources(function):
             digest.update(text.encode())
     return digest.hexdigest()
