@@ -50,6 +50,8 @@ _ATTRIBUTES = r"(?:\s[^<>]*)?>"
 _REASONING_TAG = re.compile(
     rf"<(/?)(?:reasoning|think){_ATTRIBUTES}", re.IGNORECASE
 )
+# GSM8K's notes to a calculator: "48/2 = <<48/2=24>>24 clips"
+_CALCULATION = re.compile(r"<<[^<>\n]{1,200}>>")
 _ANSWER_TAG = re.compile(rf"<(/?)answer{_ATTRIBUTES}", re.IGNORECASE)
 _LABEL = re.compile(
     r"####|(?<![A-Za-z])"
@@ -178,6 +180,8 @@ def extract_answer(completion, policy="tagged"):
             f"one of {', '.join(map(repr, POLICIES))}."
         )
     text = _after_reasoning(first_turn(completion))
+    if "<<" in text:
+        text = _CALCULATION.sub("", text)
     tagged = _last_closed_answer(text)
     if tagged is not None:
         return _final_statement(tagged) or tagged.strip()

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from rewards.numbers import (
+    QUANTITY,
     SAME_CHARACTERS,
     SUM_OF_NAMES,
     is_unit,
@@ -49,6 +50,11 @@ _CHARACTERS = str.maketrans(
         **dict.fromkeys("°\u2218\u00ba\u02da", r"^\circ "),
         "÷": r"\div ",
         "√": r"\sqrt ",
+        "∛": r"\sqrt[3] ",
+        "⌊": r"\lfloor ",
+        "⌋": r"\rfloor ",
+        "⌈": r"\lceil ",
+        "⌉": r"\rceil ",
         "π": r"\pi ",
         "∞": r"\infty ",
         "≤": r"\le ",
@@ -73,18 +79,24 @@ _FUNCTIONS = (
     "arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|log|ln|exp|"
     "max|min|gcd|lcm"
 )
+_DEGREE = r"\^\s*(?:\\circ|\{\s*\\circ\s*\})"
 _DOLLARS = re.compile(r"\\[()\[\]]|\\?\$")
 # In this order: a rule may count on what the rules above it have done.
 _SPELLINGS = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
-        (r"\\(?:left|right|displaystyle|big|Big|bigg|Bigg)(?![A-Za-z])", ""),
+        (r"\\(?:left|right)\s*\.(?![0-9])|\\(?:left|right|displaystyle|big|Big"
+         r"|bigg|Bigg|underline|bf|rm|it)(?![A-Za-z])", ""),
+        (r"\\(?:hspace\*?|color)\s*\{[^{}]*\}", " "),
         (r"(?<=[0-9])(?:\{,\}|,?\\,|,?\\!\s?)(?=[0-9]{3}(?![0-9]))", ","),
         (r"\\(?:mathrm|text)\s*\{\s*([ei])\s*\}", r" \1 "),
         (r"\\math(?:it|bf)\s*\{\s*([A-Za-z])\s*\}", r" \1 "),
         (r"\\langle(?![A-Za-z])", "("),
         (r"\\rangle(?![A-Za-z])", ")"),
         (r"(?<!\\)\\[,;:! ]|\\q?quad(?![A-Za-z])|~", " "),
+        (r"(?<!\\)\\$", ""),
+        (rf"\\(?:operatorname|mathrm|text)\s*\{{\s*({_FUNCTIONS})\s*\}}",
+         r"\\\1 "),
         (r"\\(?:mathrm|mathbf|mathit|textbf|textit|textrm|mbox|operatorname)"
          r"\s*(?=\{)", r"\\text"),
         # a command whose backslash was escaped twice
@@ -93,16 +105,32 @@ _SPELLINGS = [
         (r"^\s*\\(?:therefore|implies|Rightarrow)(?![A-Za-z])", ""),
         # a value on each line
         (r"(?<=[0-9A-Za-z)])[ \t]*\n\s*(?=[A-Za-z]\s*=|-?[0-9])", " , "),
-        (r"\\text\s*\{\s*(?:and|or)\s*\}|\b(?:and|or)\b|;", " , "),
+        (r"\\text\s*\{\s*(?:[,;]\s*(?:(?:and|or)\s*)?|(?:and|or)\s*)\}"
+         r"|\b(?:and|or)\b|;", " , "),
+        # a ratio, "3 to 2"
+        (r"\\colon(?![A-Za-z])|\{:\}", ":"),
+        (r"^\s*([0-9]+)\s*(?:\\text\s*\{\s*to\s*\}|to)\s*([0-9]+)\s*$",
+         r"\1:\2"),
+        # the base of a number, and braces around the letter of "{a}_{n}"
+        (r"_\s*\{\s*\\text\s*\{\s*([0-9]+)\s*\}\s*\}", r"_{\1}"),
+        (r"(?<![A-Za-z0-9}])\(([0-9]+)\)\s*_", r"\1_"),
+        (r"(?<![A-Za-z}\]])\{([A-Za-z])\}(?=\s*[_^])", r"\1"),
         (r"\\[dtc](frac|binom)(?![A-Za-z])", r"\\\1"),
+        (r"\\binom\s*([0-9A-Za-z])\s*([0-9A-Za-z])", r"\\binom{\1}{\2}"),
+        (r"(?:\{|^)([^{}\\]*)\\choose(?![A-Za-z])([^{}\\]*)(?:\}|$)",
+         r"\\binom{\1}{\2}"),
         (r"\\frac\s*([0-9])\s*([0-9])(?![0-9])", r"\\frac{\1}{\2}"),
-        (r"\\sqrt\s*([0-9A-Za-z])", r"\\sqrt{\1}"),
+        (r"(?<![\\A-Za-z])sqrt(?![A-Za-z])", r"\\sqrt"),
+        (r"\\sqrt\s*(\[[^][]*\])?\s*([0-9]+(?:\.[0-9]+)?|[A-Za-z])",
+         r"\\sqrt\1{\2}"),
+        (r"\\sqrt\s*(\[[^][]*\])?\s*\(([^()]*)\)", r"\\sqrt\1{\2}"),
+        (r"\\log_\s*(?:e|\{e\})(?![A-Za-z])", r"\\ln "),
+        (r"\\lg(?![A-Za-z])", r"\\log_{10} "),
         (r"\\log_\s*([0-9])\s*([0-9]+)", r"\\log_{\1}{\2}"),
-        (r"(?<!\\)\b(sqrt)\b", r"\\\1"),
-        (r"\\sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
         (rf"(?<![\\A-Za-z])({_FUNCTIONS})(?![A-Za-z])", r"\\\1"),
         (r"(?<![\\A-Za-z])pi(?![A-Za-z])", r"\\pi "),
-        (r"(?<![\\A-Za-z])(?:infinity|inf|oo)(?![A-Za-z])", r"\\infty "),
+        (r"\\text\s*\{\s*infinity\s*\}|"
+         r"(?<![\\A-Za-z])(?:infinity|inf|oo)(?![A-Za-z])", r"\\infty "),
         (r"\\(?:leqslant|leq)(?![A-Za-z])|<=", r"\\le "),
         (r"\\(?:geqslant|geq)(?![A-Za-z])|>=", r"\\ge "),
         (r"\\neq(?![A-Za-z])|!=", r"\\ne "),
@@ -114,7 +142,11 @@ _SPELLINGS = [
         (r"\\lbrace(?![A-Za-z])", r"\\{"),
         (r"\\rbrace(?![A-Za-z])", r"\\}"),
         (r"\*\*", "^"),
-        (r"\^\s*(?:\\circ|\{\s*\\circ\s*\})", ""),
+        # degrees are a unit, but not to a function
+        (r"(\\(?:sin|cos|tan|cot|sec|csc)(?:\s*\^\s*(?:[0-9]|\{[^{}]*\}))?"
+         rf"\s*[({{]?\s*)([0-9]+(?:\.[0-9]+)?)\s*{_DEGREE}",
+         r"\1(\\frac{\2\\pi}{180})"),
+        (_DEGREE, ""),
         # a time of day: "4:30 p.m." and "4:30 \text{ PM}"
         (r"(?<=:[0-9]{2})\s*\\text\s*\{\s*([AaPp])\.?[Mm]\.?\s*\}",
          r" \1m"),
@@ -126,15 +158,35 @@ _SPELLINGS = [
 
 _SYSTEM = re.compile(
     r"(\\left\s*\\\{\s*)?\\begin\{(array|cases|aligned)\}(?:\{[lcr]*\})?"
-    r"((?:(?!\\text|\\begin)[^&])*?)\\end\{\2\}(?:\s*\\right\s*\.)?"
+    r"((?:(?!\\text|\\begin)(?:[^&]|&(?=\s*=)))*?)\\end\{\2\}"
+    r"(?:\s*\\right\s*\.)?"
+)
+_PIECES = re.compile(
+    r"\\begin\{cases\}((?:(?!\\begin|\\end\{).)*)\\end\{cases\}", re.DOTALL
+)
+_IF = re.compile(
+    r"^\s*(?:\\text\s*\{\s*(?:if|for|when)\s*\}|(?:if|for|when)\b)"
 )
 
 
 def _as_list(system):
     """Write the rows of a system of equations as a list."""
-    if not system[1] and system[2] != "cases":
+    aligned = "&" in system[3]
+    if not system[1] and system[2] != "cases" and not aligned:
         return system[0]
-    return system[3].replace(r"\\", ",")
+    return system[3].replace("&", "").replace(r"\\", ",")
+
+
+def _as_pairs(pieces):
+    """Write a function given in pieces as a set of (value ; condition)."""
+    rows = [row.split("&") for row in pieces[1].split(r"\\") if row.strip()]
+    if not all(len(row) == 2 for row in rows):
+        return pieces[0]
+    pairs = (
+        f"({value.strip(' ,.;')} ; {_IF.sub('', condition).strip(' ,.;')})"
+        for value, condition in rows
+    )
+    return rf"\{{{', '.join(pairs)}\}}"
 
 
 @functools.lru_cache(maxsize=4096)
@@ -148,7 +200,7 @@ def clean(text):
     """
     text = _DOLLARS.sub(" ", text.translate(_CHARACTERS))
     if r"\begin" in text and len(text) <= MAX_CHARS:
-        text = _SYSTEM.sub(_as_list, text)
+        text = _PIECES.sub(_as_pairs, _SYSTEM.sub(_as_list, text))
     text = _outer_braces_off(text.strip(" \n.,:"))
     for pattern, replacement in _SPELLINGS:
         text = pattern.sub(replacement, text)
@@ -169,6 +221,43 @@ def decimal_digits(text):
     decimals = _DECIMAL.findall(text)
     digits = [len(one.lstrip("0.").replace(".", "")) for one in decimals]
     return max(digits, default=0)
+
+
+_ALL_REAL = r"\(-\\infty,\\infty\)"
+_IN = (
+    r"[A-Za-z]\s*(?:\\in\s*"
+    rf"(\\mathbb\s*\{{?[NZQC]\}}?|{_ALL_REAL})(?:\^?\{{?[+*]\}}?)?"
+    r"|\\text\s*\{\s*is\s+an?\s+[a-z ]{3,30}\})"
+)
+_FOR_ALL = (
+    r"(?:\\forall|\\text\s*\{\s*"
+    r"(?:where|for(?:\s+(?:all|any|every|each|some))?)"
+    r"(?:\s+[a-z ]{3,20})?\s*\})"
+)
+_DOMAIN = re.compile(
+    rf"\s*(?:,?\s*{_FOR_ALL}\s*(?:{_IN}|[A-Za-z])|,\s*{_IN}"
+    rf"|,?\s*\(\s*{_FOR_ALL}?\s*{_IN}\s*\))$"
+)
+_ANY_REAL = re.compile(
+    rf"^[A-Za-z]\s*\\in\s*{_ALL_REAL}\s*,\s*(?=.*[<>]|.*\\[gln]e )"
+)
+
+
+def without_domain(text):
+    r"""Return a clean text without what its variable runs over, and that.
+
+    >>> without_domain(r"2k\pi , k \in \mathbb{Z}")
+    ('2k\\pi', '\\mathbb{Z}')
+    >>> without_domain(r"f(x)=x \text{ for all } x"), without_domain("5")
+    (('f(x)=x', ''), ('5', ''))
+    """
+    text = _ANY_REAL.sub("", text)
+    found = _DOMAIN.search(text)
+    if not found or not found.start():
+        return text, ""
+    return text[: found.start()], squeezed(
+        "".join(filter(None, found.groups()))
+    )
 
 
 # --- From tokens to values ---------------------------------------------------
@@ -241,8 +330,10 @@ _BRACKETS = re.compile(r"\\[{}]|[()\[\]{}]")
 _OPENERS = ("(", "[", "{", r"\{")
 _COMPARES = re.compile(r"\\(?:le|ge|ne|in|approx|equiv)(?![A-Za-z])|[=<>]")
 _NAME = re.compile(
-    r"[A-Za-z](?:_\{?\w+\}?)?'?(?:\((?:[A-Za-z]|[-+]?[0-9./]+)\))?|[A-Z]{2,4}"
-    r"|(?:\\angle\s*[A-Z]{1,3}|\\[A-Za-z]+)"
+    r"[A-Za-z](?:_\{?\w+\}?|\^\{-1\})?'*"
+    r"(?:\((?:[A-Za-z](?:,\s?[A-Za-z])*|[-+]?[0-9./]+)\))?|[A-Z]{2,4}"
+    r"|(?:\\angle\s*[A-Z]{1,3}|\\[A-Za-z]+|\\text\s*\{[^{}]*\})"
+    rf"|[A-Za-z]\((?:[^()=A-Za-z]|\\[A-Za-z]+)+\)|{QUANTITY}"
 )
 _SUCH_THAT = re.compile(
     r"\s*[A-Za-z]\s*(?:\\in\s*\(-\\infty,\\infty\)\s*)?"
@@ -285,7 +376,7 @@ def read(text):
     number = None if " and " in text else _number(text)
     if number:
         return number
-    cleaned = clean(text)
+    cleaned, _ = without_domain(clean(text))
     _check_brackets(cleaned)
     if _too_large(cleaned):
         raise Unreadable("too large to be computed")
@@ -330,7 +421,7 @@ def _words(text):
     "AB" and "xyz" may be products, "east" and "Evelyn" are not.
     """
     inside = _TEXT.fullmatch(text)
-    bare = inside[1].strip(" .") if inside else text
+    bare = (inside[1] if inside else text).strip(" .\"'“”")
     choice = _CHOICE.fullmatch(bare)
     if choice:
         return Words((choice[1].lower(),))
@@ -424,7 +515,7 @@ def _bracketed(text):
 def _relation(pieces):
     """An equation, or the values that an inequality leaves."""
     signs = pieces[1::2]
-    sides = [side.strip() for side in pieces[::2]]
+    sides = [_outer_braces_off(side.strip()) for side in pieces[::2]]
     if not all(sides):
         raise Unreadable("a side of a relation is empty")
     if signs == [r"\in"]:
@@ -502,7 +593,9 @@ def _single(text):
     for run in letter_runs(_LAYOUT.sub("", text)):
         if len(run) > 3 and not run.startswith("\\"):
             raise Unreadable(f"the word {run!r}")
-    if r"\pm" in text and text.count(r"\pm") == 1:
+    if r"\pm" not in text:
+        text = re.sub(r"\\mp(?![A-Za-z])", r"\\pm", text)
+    if text.count(r"\pm") == 1 and r"\mp" not in text:
         return _several([text.replace(r"\pm", sign) for sign in "+-"])
     return Expression(text)
 

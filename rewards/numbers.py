@@ -85,7 +85,8 @@ _LATEX = [
         (r"\\([$%])", r"\1"),
         (r"(?<!\\)\\\\(?=(?:[dt]?frac|text|left|right)(?![A-Za-z]))", r"\\"),
         (r"^\s*\\(?:therefore|implies|Rightarrow)\b", ""),
-        (r"\\[()\[\]]|\\(?:left|right|displaystyle)\b", ""),
+        (r"\\[()\[\]]|\\(?:left|right|displaystyle|underline|bf|rm|it)\b", ""),
+        (r"\\(?:hspace\*?|color)\s*\{[^{}]*\}", " "),
         # a thousands separator: 1{,}000 or 1\,000 or a thin space
         (
             r"(?<=[0-9])(?:\{,\}|,?\\,|,?\\!\s?|[\u00a0\u2009\u202f])"
@@ -102,8 +103,8 @@ _LATEX = [
         (r"\^\s*(?:\\circ\b|\{\s*\\circ\s*\})|\\degree\b", "°"),
         (
             r"(?<![0-9])([0-9]*)\.([0-9]*)"
-            r"\\(?:overline|dot|bar)\s*\{([0-9]+)\}",
-            lambda digits: _repeating(*digits.groups()),
+            r"\\(?:overline|dot|bar)\s*(?:\{([0-9]+)\}|([0-9]))",
+            lambda m: _repeating(m[1], m[2], m[3] or m[4]),
         ),
         (r"\\(?:times|cdot)\b", "*"),
         (r"\\div\b", "/"),
@@ -156,12 +157,19 @@ _NOT_A_UNIT = re.compile(  # words that change the number before them
     "is|isn't|are|aren't|was|wasn't|wrong|incorrect|than|twice|thrice|"
     "sin|cos|tan|cot|sec|csc|log|ln|exp|sqrt"
 )
+# What is named by more than a letter: S_{ABC}, |AB|, \overline{AB}, \cos A.
+QUANTITY = (
+    r"[A-Za-z]_\{[^{}=]*\}|\|[^|=<>x]+\|"
+    r"|\\(?:overline|overrightarrow|vec|widehat|hat|bar) ?\{[^{}=]*\}"
+    r"|\\(?:sin|cos|tan|cot|sec|csc|det|gcd|lcm) ?"
+    r"(?:\\angle ?[A-Z]{1,3}|[A-Z]{1,3}|\\[a-z]+|\([^()x=]*\))"
+)
 # What may stand before an equals sign: a name, such as "x", "x_1", "f(2)",
 # "AB" or "\theta", or a calculation with numbers and words.
 _NAME = re.compile(
     r"(?:\\angle ?|\\triangle ?)?"
     r"(?:\\?[A-Za-z](?:_[A-Za-z0-9{}]{1,6}|'|\([^()=]{1,20}\))?"
-    r"|\\[a-z]+|[A-Z]{2,4})"
+    rf"|\\[a-z]+|[A-Z]{{2,4}}|{QUANTITY})"
 )
 _TERM = re.compile(
     r"[0-9]+(?:[.,][0-9]+)*%?|\.[0-9]+|[-+*/^!()\[\]{}$€£¥₹ ]"
@@ -171,7 +179,10 @@ _TERM = re.compile(
     rf"|(?<=[0-9]) ?(?:{_SHORT_UNIT})(?![A-Za-z])"
     r"|(?<![0-9A-Za-z\\])(?:of|in|to|at|by|an?)(?![A-Za-z])"
 )
-_APPROXIMATELY = re.compile(r"\\approx(?![A-Za-z])|≈")
+_APPROXIMATELY = re.compile(
+    r"\\approx(?![A-Za-z])|≈|^\s*(?:about|approximately|roughly)\s",
+    re.IGNORECASE,
+)
 _DECIMALS = re.compile(r"\.([0-9]{1,20})")
 SUM_OF_NAMES = re.compile(r"[A-Za-z](?: ?\+ ?[A-Za-z])+")
 _BETWEEN_BOXES = re.compile(
@@ -277,9 +288,11 @@ def boxes(text):
         if brace[0] == "}" and open_braces:
             opener = open_braces.pop()
             if opener:
-                while found and found[-1][0] > opener.start():
-                    found.pop()  # it stands in this one
                 content = text[opener.end() : brace.start()]
+                while found and found[-1][0] > opener.start():
+                    start, end, inner = found.pop()  # it stands in this one
+                    if text[start:end] == content.strip():
+                        content = inner
                 found.append((opener.start(), brace.end(), content))
         elif brace["bare"]:
             found.append((brace.start(), brace.end(), brace["bare"]))
