@@ -211,6 +211,8 @@ def same(gold, answer):
     if isinstance(gold, Several) and isinstance(answer, Several):
         return _same_several(gold.values, answer.values)
     if type(gold) is not type(answer):
+        if _letters(gold) == _letters(answer) != "":
+            return True
         if _is_plain(gold) and _is_plain(answer):
             return False
         if _is_valued(gold, answer):
@@ -275,6 +277,14 @@ def _same_bracketed(gold, answer):
         and len(gold.values) == len(answer.values)
         and all(map(same, gold.values, answer.values))
     )
+
+
+def _letters(value):
+    """Return the letters of a word, or of what may be a product: Bob, ABD."""
+    if isinstance(value, Words):
+        return "".join(value.words)
+    is_text = isinstance(value, Expression) and value.text.isalpha()
+    return value.text.lower() if is_text else ""
 
 
 def _is_valued(*values):
@@ -502,7 +512,10 @@ def _set_of(value):
         kind = sympy.StrictGreaterThan if value.strict else sympy.GreaterThan
         relation = kind(_difference(value), 0)
         one_variable = len(relation.free_symbols) == 1
-        return relation.as_set() if one_variable else None
+        try:
+            return relation.as_set() if one_variable else None
+        except NotImplementedError:  # sympy solves cos x > 1/2 for no set
+            return None
     if isinstance(value, Number):
         return sympy.FiniteSet(_sympy_of(value)[0])
     if isinstance(value, Expression):

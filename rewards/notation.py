@@ -236,7 +236,7 @@ _FOR_ALL = (
 )
 _DOMAIN = re.compile(
     rf"\s*(?:,?\s*{_FOR_ALL}\s*(?:{_IN}|[A-Za-z])|,\s*{_IN}"
-    rf"|,?\s*\(\s*{_FOR_ALL}?\s*{_IN}\s*\))$"
+    rf"|,?\s*\(\s*{_FOR_ALL}?\s*{_IN}\s*\))(?=(?:\s*\\\}})?$)"
 )
 _ANY_REAL = re.compile(
     rf"^[A-Za-z]\s*\\in\s*{_ALL_REAL}\s*,\s*(?=.*[<>]|.*\\[gln]e )"
@@ -255,9 +255,8 @@ def without_domain(text):
     found = _DOMAIN.search(text)
     if not found or not found.start():
         return text, ""
-    return text[: found.start()], squeezed(
-        "".join(filter(None, found.groups()))
-    )
+    domain = "".join(filter(None, found.groups()))
+    return text[: found.start()] + text[found.end() :], squeezed(domain)
 
 
 # --- From tokens to values ---------------------------------------------------
@@ -329,11 +328,15 @@ class Inequality:
 _BRACKETS = re.compile(r"\\[{}]|[()\[\]{}]")
 _OPENERS = ("(", "[", "{", r"\{")
 _COMPARES = re.compile(r"\\(?:le|ge|ne|in|approx|equiv)(?![A-Za-z])|[=<>]")
-_NAME = re.compile(
+_VARIABLE = (
     r"[A-Za-z](?:_\{?\w+\}?|\^\{-1\})?'*"
     r"(?:\((?:[A-Za-z](?:,\s?[A-Za-z])*|[-+]?[0-9./]+)\))?|[A-Z]{2,4}"
-    r"|(?:\\angle\s*[A-Z]{1,3}|\\[A-Za-z]+|\\text\s*\{[^{}]*\})"
-    rf"|[A-Za-z]\((?:[^()=A-Za-z]|\\[A-Za-z]+)+\)|{QUANTITY}"
+    r"|(?:\\angle\s*[A-Z]{1,3}|\\[A-Za-z]+)"
+)
+_IS_VARIABLE = re.compile(_VARIABLE)
+_NAME = re.compile(
+    rf"{_VARIABLE}|\\text\s*\{{[^{{}}]*\}}"
+    rf"|[A-Za-z]\((?:[^()=A-Za-z\\]|\\[A-Za-z]+)+\)|{QUANTITY}"
 )
 _SUCH_THAT = re.compile(
     r"\s*[A-Za-z]\s*(?:\\in\s*\(-\\infty,\\infty\)\s*)?"
@@ -391,7 +394,7 @@ def _value(text):
     if number:
         return number
     inside = _TEXT.fullmatch(text)
-    if inside and "," in inside[1]:
+    if inside and re.search("[,:]", inside[1]):
         return _value(inside[1])
     words = _words(text)
     if words:
@@ -428,6 +431,8 @@ def _words(text):
     words = tuple(bare.lower().split())
     if len(words) > 1 and words[0] in ("a", "an", "the"):
         words = words[1:]
+    if words[:1] == ("there",):
+        words = words[2:]  # "There are no solutions"
     if " ".join(words) in _PHRASES:
         return _PHRASES[" ".join(words)]
     if _DAY.fullmatch(bare) or (inside and re.search("[A-Za-z]", bare)):
@@ -446,6 +451,8 @@ _PHRASES = {
             "no solutions",
             "no real solution",
             "no real solutions",
+            "no roots",
+            "no real roots",
         ),
         Expression(r"\emptyset"),
     ),
@@ -522,7 +529,7 @@ def _relation(pieces):
         return _value(sides[1])
     if set(signs) <= {"=", r"\approx", r"\equiv"}:
         return _equation(sides)
-    if signs == [r"\ne"] and _NAME.fullmatch(sides[0]):
+    if signs == [r"\ne"] and _IS_VARIABLE.fullmatch(sides[0]):
         low = _interval("(", _ALL_NUMBERS[0], sides[1], ")")
         return Several((low, _interval("(", sides[1], _ALL_NUMBERS[1], ")")))
     return _inequality(sides, signs)
@@ -568,12 +575,12 @@ def _inequality(sides, signs):
     opener = "(" if signs[0] in "<>" else "["
     closer = ")" if signs[-1] in "<>" else "]"
     if len(sides) == 3:
-        if not _NAME.fullmatch(sides[1]):
+        if not _IS_VARIABLE.fullmatch(sides[1]):
             raise Unreadable("an inequality without a variable in the middle")
         return _interval(opener, sides[0], sides[2], closer)
-    if _NAME.fullmatch(sides[0]) and not _has_variable(sides[1]):
+    if _IS_VARIABLE.fullmatch(sides[0]) and not _has_variable(sides[1]):
         return _interval("(", _ALL_NUMBERS[0], sides[1], closer)
-    if _NAME.fullmatch(sides[1]) and not _has_variable(sides[0]):
+    if _IS_VARIABLE.fullmatch(sides[1]) and not _has_variable(sides[0]):
         return _interval(opener, sides[0], _ALL_NUMBERS[1], ")")
     return Inequality(sides[1], sides[0], signs[0] in "<>")
 
