@@ -88,7 +88,10 @@ _SPELLINGS = [
         (r"\\(?:left|right)\s*\.(?![0-9])|\\(?:left|right|displaystyle|big|Big"
          r"|bigg|Bigg|underline|bf|rm|it)(?![A-Za-z])", ""),
         (r"\\(?:hspace\*?|color)\s*\{[^{}]*\}", " "),
-        (r"(?<=[0-9])(?:\{,\}|,?\\,|,?\\!\s?)(?=[0-9]{3}(?![0-9]))", ","),
+        # groups of thousands, inside a formula too: "1{,}000\pi"
+        (r"(?<=[0-9])(?:\{,\}|\\,|,?\\!\s?|[\u00a0\u2009\u202f])"
+         r"(?=[0-9]{3}(?![0-9]))", ""),
+        (r"(?<=[0-9]),\\,(?=[0-9]{3}(?![0-9]))", ","),
         (r"\\(?:mathrm|text)\s*\{\s*([ei])\s*\}", r" \1 "),
         (r"\\math(?:it|bf)\s*\{\s*([A-Za-z])\s*\}", r" \1 "),
         (r"\\langle(?![A-Za-z])", "("),

@@ -5,9 +5,10 @@ no float, no rounding, and nothing is ever evaluated as code. A text that is
 not one whole, unambiguous number is None rather than a guess.
 
 It takes four steps: `_plain` rewrites Unicode and LaTeX spellings as ASCII
-ones and takes the wrapping off; `_right_side` leaves what follows the last
-equals sign; `_NUMBER` splits that into a number and a unit; `_value` computes
-the fraction, provided that `is_unit` accepts the unit.
+ones and takes the wrapping off; what follows the last equals sign is left,
+if what stands before it may lead to it; `_NUMBER` splits that into a number
+and a unit; `_value` computes the fraction, provided that `is_unit` accepts
+the unit.
 """
 
 import re
