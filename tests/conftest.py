@@ -9,6 +9,8 @@ os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["MPLBACKEND"] = "agg"
 
+import sys  # noqa: E402
+import types  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 import pytest  # noqa: E402
@@ -67,6 +69,16 @@ def tiny_splits():
     from grpo_lab.data import load_splits
 
     return load_splits("pocket", train_rows=10, eval_rows=6, seed=1)
+
+
+@pytest.fixture
+def plain_main(monkeypatch):
+    """A `__main__` that multiprocessing can start from.
+
+    What runs a notebook's code in this process may leave one behind that has
+    no `__spec__`.
+    """
+    monkeypatch.setitem(sys.modules, "__main__", types.ModuleType("__main__"))
 
 
 @pytest.fixture

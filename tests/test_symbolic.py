@@ -232,7 +232,7 @@ def _grade_one(n):
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_inside_another_pool_of_processes(method):
+def test_inside_another_pool_of_processes(method, plain_main):
     """Its workers are daemons, which may have no multiprocessing children."""
     assert _grade_one(2) == ["right"]  # the parent's workers run by now
     context = multiprocessing.get_context(method)

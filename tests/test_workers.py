@@ -529,7 +529,7 @@ def keeper_of_shared(_):
     return ask(SHARED, ["keeper"])[0].value
 
 
-def test_from_a_daemonic_pool():
+def test_from_a_daemonic_pool(plain_main):
     mine = keeper_of_shared(None)
     for method in ("fork", "spawn"):
         with multiprocessing.get_context(method).Pool(2) as pool:
