@@ -14,13 +14,14 @@ time limit was reached.
 """
 
 import argparse
+import contextlib
 import json
 import signal
 import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import nbformat
@@ -298,6 +299,20 @@ def _shortened(path: Path) -> Path:
     return path.relative_to(here) if path.is_relative_to(here) else path
 
 
+@contextlib.contextmanager
+def _termination_as_exit() -> Iterator[None]:
+    """Turn SIGTERM into SystemExit, so that the kernel is ended as well.
+
+    The caller's handler comes back: a process that is forked later would
+    inherit ours, and one that is about to wait in C code may never run it.
+    """
+    before = signal.signal(signal.SIGTERM, _stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def _stop(signal_number: int, frame: object) -> None:
     sys.exit(128 + signal_number)
 
@@ -353,17 +368,16 @@ def _parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     """The command line; see the exit codes at the top."""
     arguments = _parser().parse_args(argv)
-    # Turned into an exception, so that the kernel is ended as well.
-    signal.signal(signal.SIGTERM, _stop)
     try:
-        executed = run(
-            arguments.lesson,
-            dict(arguments.parameters),
-            arguments.output,
-            arguments.resume,
-            arguments.time_limit,
-            arguments.cell_time_limit,
-        )
+        with _termination_as_exit():
+            executed = run(
+                arguments.lesson,
+                dict(arguments.parameters),
+                arguments.output,
+                arguments.resume,
+                arguments.time_limit,
+                arguments.cell_time_limit,
+            )
     except TimeIsUp as error:
         print(f"\n{error}", file=sys.stderr)
         return 124

@@ -294,6 +294,13 @@ def test_a_signal_to_the_runner_ends_the_kernel(tmp_path, number):
     assert not is_alive(child)
 
 
+def test_the_callers_signal_handler_comes_back(tmp_path):
+    before = signal.getsignal(signal.SIGTERM)
+    path = lesson(tmp_path, "1")
+    assert runner.main([str(path), "-p", "PROFLE", "pocket"]) == 2
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
 @pytest.mark.lesson
 def test_what_a_finished_lesson_left_running_is_ended(tmp_path):
     leave = ENDLESS.rsplit("time.sleep", 1)[0]
