@@ -17,18 +17,57 @@ from pathlib import Path
 
 import torch
 from datasets import Dataset
+from peft import PeftModel
 from scipy import stats
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo_lab.errors import LabError
 from grpo_lab.files import read_json, write_json
 from grpo_lab.prompts import TEMPLATE_VALUES
-from rewards import is_correct, soft_format_reward
+from rewards import (
+    is_correct,
+    is_equivalent,
+    soft_format_reward,
+    think_format_reward,
+)
 
 READING = "flexible"
 """How evaluation reads an answer; see `rewards.answers`."""
 
 CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Grader:
+    """How an answer is judged.
+
+    Attributes:
+        correct: called with a completion, its gold and `READING`; True if
+            the answer equals the gold, None if the gold can't be read.
+        tagged: the format reward of the tags that the prompt asks for.
+        needs: what a gold must look like, and what to type to have such.
+    """
+
+    correct: Callable[[str, str, str], bool | None]
+    tagged: Callable[..., list[float]]
+    needs: str
+
+
+NUMBERS = Grader(
+    is_correct,
+    soft_format_reward,
+    "It must hold a number, as GSM8K's do after '####'. "
+    "Type DATA = 'gsm8k' or DATA = 'pocket'.",
+)
+"""For number golds and <reasoning> tags: the five-part rewards' pair."""
+
+LATEX = Grader(
+    is_equivalent,
+    think_format_reward,
+    "It must be maths, as NuminaMath's is in its \\boxed{}. "
+    "Type DATA = 'numina_math_tir' or DATA = 'pocket_latex'.",
+)
+"""For any golds, LaTeX too, and <think> tags: the cookbook pair's."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +129,11 @@ class Evaluation:
         """Mean length of an answer in tokens."""
         return self._mean("tokens")
 
+    @property
+    def seconds_per_answer(self) -> float:
+        """Time of an answer, grading included; answers come in batches."""
+        return self.seconds / len(self.answers)
+
     def _mean(self, name: str) -> float:
         values = [getattr(answer, name) for answer in self.answers]
         return sum(values) / len(values)
@@ -115,6 +159,7 @@ def evaluate(
     max_new_tokens: int,
     batch_size: int,
     progress: Callable[[int, int], None] | None = None,
+    grader: Grader = NUMBERS,
 ) -> Evaluation:
     """Answer every held-out question greedily and grade the answers.
 
@@ -126,6 +171,10 @@ def evaluate(
         max_new_tokens: the training's limit on completion tokens.
         batch_size: questions answered at once.
         progress: called with questions done and questions in all.
+        grader: how answers are judged.
+
+    Raises:
+        LabError: a gold can't be read, so nothing can be graded.
     """
     started, answers = time.monotonic(), []
     was_training = model.training
@@ -136,10 +185,8 @@ def evaluate(
             model, tokenizer, batch["prompt"], max_new_tokens
         )
         answers += [
-            grade(row["question"], row["answer"], text, tokens, truncated)
-            for row, (text, tokens, truncated) in zip(
-                batch, completions, strict=True
-            )
+            grade(row["question"], row["answer"], *completion, grader)
+            for row, completion in zip(batch, completions, strict=True)
         ]
         if progress:
             progress(len(answers), len(rows))
@@ -147,27 +194,61 @@ def evaluate(
     return Evaluation(tuple(answers), round(time.monotonic() - started, 2))
 
 
+def evaluate_snapshots(
+    base: PreTrainedModel,
+    snapshots: dict[int, Path],
+    tokenizer: PreTrainedTokenizerBase,
+    rows: Dataset,
+    max_new_tokens: int,
+    batch_size: int,
+    grader: Grader = NUMBERS,
+) -> dict[int, Evaluation]:
+    """How good a policy was along its training.
+
+    Args:
+        base: the base model without an adapter; it comes back so.
+        snapshots: folders of adapters by optimiser step, at least one; see
+            `training.snapshots`.
+        tokenizer, rows, max_new_tokens, batch_size, grader: as for
+            `evaluate`.
+
+    Returns:
+        An evaluation for each step, that of the base model at step 0 first.
+    """
+    values = (tokenizer, rows, max_new_tokens, batch_size)
+    found = {0: evaluate(base, *values, grader=grader)}
+    for step, folder in snapshots.items():
+        policy = PeftModel.from_pretrained(base, folder)
+        found[step] = evaluate(policy, *values, grader=grader)
+        base = policy.unload()
+    return found
+
+
 def grade(
-    question: str, gold: str, text: str, tokens: int, truncated: bool
+    question: str,
+    gold: str,
+    text: str,
+    tokens: int,
+    truncated: bool,
+    grader: Grader = NUMBERS,
 ) -> Answer:
     """One completion as a graded `Answer`.
 
     Raises:
-        LabError: the gold holds no number, so nothing can be graded.
+        LabError: the gold can't be read, so nothing can be graded.
     """
-    correct = is_correct(text, gold, policy=READING)
+    correct = grader.correct(text, gold, READING)
     if correct is None:
         raise LabError(
-            f"The gold {gold[-60:]!r} holds no number to compare an answer "
-            "with. Evaluation reads golds like GSM8K's, which end in "
-            "'#### 7'. Type DATA = 'gsm8k' or DATA = 'pocket'."
+            f"The gold {gold[-60:]!r} can't be compared with an answer. "
+            f"{grader.needs}"
         )
     return Answer(
         question=question,
         gold=gold,
         text=text,
         correct=correct,
-        tagged=soft_format_reward([text])[0] > 0,
+        tagged=grader.tagged([text])[0] > 0,
         tokens=tokens,
         truncated=truncated,
     )
@@ -253,6 +334,8 @@ class Comparison:
         gained: questions that only the second answered rightly.
         lost: questions that only the first answered rightly.
         total: questions in all.
+
+    What "rightly" means is what `compare` was asked to compare.
     """
 
     gained: int
@@ -261,7 +344,7 @@ class Comparison:
 
     @property
     def difference(self) -> float:
-        """Accuracy of the second minus that of the first, -1 to 1."""
+        """Share of the second minus that of the first, -1 to 1."""
         return (self.gained - self.lost) / self.total
 
     @property
@@ -292,8 +375,13 @@ class Comparison:
         return float(stats.binomtest(self.gained, differing).pvalue)
 
 
-def compare(first: Evaluation, second: Evaluation) -> Comparison:
+def compare(
+    first: Evaluation, second: Evaluation, by: str = "correct"
+) -> Comparison:
     """Pair two evaluations question by question.
+
+    Args:
+        by: what counts, "correct", or "tagged" for the form.
 
     Raises:
         ValueError: they are not about the same questions in one order.
@@ -301,8 +389,9 @@ def compare(first: Evaluation, second: Evaluation) -> Comparison:
     pairs = list(zip(first.answers, second.answers, strict=True))
     if any(one.question != two.question for one, two in pairs):
         raise ValueError("The two evaluations are about other questions.")
+    marks = [(getattr(one, by), getattr(two, by)) for one, two in pairs]
     return Comparison(
-        gained=sum(two.correct > one.correct for one, two in pairs),
-        lost=sum(one.correct > two.correct for one, two in pairs),
-        total=len(pairs),
+        gained=sum(two > one for one, two in marks),
+        lost=sum(one > two for one, two in marks),
+        total=len(marks),
     )

@@ -18,9 +18,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from pandas.io.formats.style import Styler
 
-from grpo_lab.evaluation import Answer, Evaluation
+from grpo_lab.evaluation import Answer, Evaluation, compare, wilson_interval
 from grpo_lab.grid import Grid, Run
 from grpo_lab.profiles import RunSettings, run_names
+from rewards import gold_answer
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
 """Of the models, in order; told apart by colour-blind readers (Okabe, Ito)."""
@@ -269,15 +270,22 @@ def reward_curves(grid: Grid, rewards: Sequence[Callable]) -> Figure:
     """The reward of every run over its steps: the sum, then each part."""
     panels = {"reward": "Reward (sum of the parts)"}
     panels |= {r.__name__: short_name(r).capitalize() for r in rewards}
-    return _curves(grid, panels)
+    return _curves(grid.runs, panels)
 
 
 def health_curves(grid: Grid) -> Figure:
     """Whether training is healthy: spread, truncation, length, and so on."""
-    return _curves(grid, HEALTH)
+    return _curves(grid.runs, HEALTH)
 
 
-def _curves(grid: Grid, panels: dict[str, str]) -> Figure:
+def run_curves(run: Run, rewards: Sequence[Callable]) -> Figure:
+    """All about one run: its reward, the parts, and whether it is healthy."""
+    panels = {"reward": "Reward (sum of the parts)"}
+    panels |= {r.__name__: short_name(r).capitalize() for r in rewards}
+    return _curves([run], panels | HEALTH)
+
+
+def _curves(every_run: Sequence[Run], panels: dict[str, str]) -> Figure:
     height = -(-len(panels) // 3)
     figure, axes = plt.subplots(
         height,
@@ -286,8 +294,8 @@ def _curves(grid: Grid, panels: dict[str, str]) -> Figure:
         dpi=DPI,
         layout="constrained",
     )
-    styles = run_styles(grid.runs)
-    runs = [run for run in grid.runs if len(run.metrics)]
+    styles = run_styles(every_run)
+    runs = [run for run in every_run if len(run.metrics)]
     for axis, (column, title) in zip(axes.flat, panels.items(), strict=False):
         for run in runs:
             _curve(axis, run, column, styles[run.name])
@@ -404,6 +412,94 @@ def leaderboard_figure(leaderboard: pd.DataFrame) -> Figure:
     return figure
 
 
+def comparison_table(before: Evaluation, after: Evaluation) -> Styler:
+    """Base model and trained policy on the same held-out questions.
+
+    Shares come with their 95 % Wilson intervals, the difference of two
+    shares with that of the paired comparison.
+    """
+    rows = [
+        {
+            "on the held-out questions": title,
+            "before": _percent(_share(before, by), "share"),
+            "after": _percent(_share(after, by), "share"),
+            "difference in points": _points(_paired(before, after, by)),
+        }
+        for by, title in (
+            ("tagged", "answers in the asked-for form"),
+            ("correct", "right answers"),
+            ("truncated", "answers cut at the limit"),
+        )
+    ]
+    rows += [
+        {
+            "on the held-out questions": title,
+            "before": f"{getattr(before, name):.{digits}f}",
+            "after": f"{getattr(after, name):.{digits}f}",
+            "difference in points": "",
+        }
+        for name, title, digits in (
+            ("mean_tokens", "tokens per answer", 1),
+            ("seconds_per_answer", "seconds per answer", 3),
+        )
+    ]
+    return table(pd.DataFrame(rows))
+
+
+def _share(evaluation: Evaluation, by: str) -> dict:
+    marks = [getattr(answer, by) for answer in evaluation.answers]
+    low, high = wilson_interval(sum(marks), len(marks))
+    share = sum(marks) / len(marks)
+    return {"share": share, "share_low": low, "share_high": high}
+
+
+def _paired(before: Evaluation, after: Evaluation, by: str) -> dict:
+    pair = compare(before, after, by)
+    low, high = pair.interval
+    return {"gain": pair.difference, "gain_low": low, "gain_high": high}
+
+
+def reward_and_accuracy(
+    runs: dict[str, tuple[Run, dict[int, Evaluation]]],
+) -> Figure:
+    """What runs were paid, beside what they could do, over their steps.
+
+    Rewards of different sets have different scales, so each is shown as a
+    multiple of its mean over the first `SMOOTHING` steps.
+
+    Args:
+        runs: a name for each run, the run itself, and its evaluations by
+            optimiser step; see `evaluation.evaluate_snapshots`.
+    """
+    figure, (paid, able) = plt.subplots(
+        1, 2, figsize=(10, 3.2), dpi=DPI, layout="constrained"
+    )
+    looks = zip(runs.items(), cycle(COLOURS), cycle(LINES), strict=False)
+    for (name, (run, judged)), colour, line in looks:
+        style = {"color": colour, "linestyle": line}
+        steps, raw = run.metrics["step"], run.metrics["reward"]
+        raw = raw / (raw.head(SMOOTHING).mean() or 1.0)
+        paid.plot(steps, raw, alpha=0.25, **style)
+        smooth = raw.rolling(SMOOTHING, min_periods=1).mean()
+        paid.plot(steps, smooth, label=name, **style)
+        accuracy = [one.accuracy for one in judged.values()]
+        bounds = zip(*(one.interval for one in judged.values()), strict=True)
+        able.plot(list(judged), accuracy, marker="o", **style)
+        able.fill_between(list(judged), *bounds, color=colour, alpha=0.15)
+    paid.set_title("What it is paid: reward, 1 = at first", fontsize=10)
+    able.set_title("What it can do: held-out accuracy", fontsize=10)
+    paid.set_ylim(bottom=0)
+    able.set_ylim(0, 1)
+    able.yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
+    for axis in (paid, able):
+        axis.grid(alpha=0.3)
+        axis.set_xlabel("step", fontsize=8)
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    figure.legend(loc="outside lower center", ncols=2, fontsize=9)
+    plt.close(figure)
+    return figure
+
+
 def answers_table(
     before: Evaluation, after: Evaluation, count: int = 3
 ) -> Styler:
@@ -421,7 +517,7 @@ def answers_table(
         [
             {
                 "question": one.question,
-                "gold": one.gold.split("####")[-1].strip(),
+                "gold": gold_answer(one.gold) or one.gold,
                 "before": _verdict(one),
                 "after": _verdict(two),
             }

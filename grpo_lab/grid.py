@@ -399,6 +399,41 @@ def load(
     return Grid(output_dir, runs)
 
 
+def open_run(
+    settings: RunSettings,
+    splits: Splits,
+    rewards: Sequence[Callable],
+    directory: Path | str,
+) -> Run:
+    """Take a directory for one run outside of a grid.
+
+    Notes in it what determines the run, and holds it for this process until
+    the process ends. Whoever opens the same run there again goes on with it.
+
+    Args:
+        settings, splits, rewards: what will be trained, on what.
+        directory: the run's own; made if missing.
+
+    Raises:
+        LabError: it holds another run or other files, is in use or can't be
+            written to, or the disk is full.
+    """
+    directory = Path(directory)
+    shared = _shared(splits, rewards)
+    record = _record(settings, shared)
+    _refuse_full_disk(directory)
+    _refuse_other_run(directory, record)
+    lock = _lock(directory, "run.lock", is_singleton=True)
+    _HELD[directory.resolve()] = lock
+    write_json(directory / "settings.json", record)
+    _note_environment(directory)
+    return Run(settings.short_model, settings, directory, "unfinished")
+
+
+_HELD: dict[Path, filelock.BaseFileLock] = {}
+"""Locks of `open_run`, which last as long as the process."""
+
+
 @dataclass(frozen=True)
 class Pace:
     """How long a step's rollouts take, measured once on one policy.
@@ -572,15 +607,7 @@ def _plan(
         LabError: see `check`.
     """
     _refuse_unreadable(splits)
-    grid = {
-        "data": splits.source,
-        "data_fingerprint": splits.fingerprint,
-        "train_rows": len(splits.train),
-        "eval_rows": len(splits.eval),
-        "rewards": [reward.__name__ for reward in rewards],
-        "reward_fingerprint": reward_fingerprint(rewards),
-        "reading": evaluation.READING,
-    }
+    grid = _shared(splits, rewards)
     if not settings:
         raise LabError(
             "This grid has no runs. Name at least one model and one learning "
@@ -588,8 +615,7 @@ def _plan(
         )
     records = {}
     for one in settings:
-        weights = models.fingerprint(one.model)
-        record = {"settings": one.to_dict(), "weights": weights, "grid": grid}
+        record = _record(one, grid)
         name = f"{one.short_model}_lr{one.learning_rate:g}_{_hash(record)}"
         records[output_dir / "runs" / name] = record
     if len(records) < len(settings):
@@ -601,6 +627,25 @@ def _plan(
     _refuse_strange(output_dir, grid, list(records))
     _refuse_full_disk(output_dir)
     return records
+
+
+def _shared(splits: Splits, rewards: Sequence[Callable]) -> dict:
+    """What all runs of a grid have in common: data, rewards, evaluation."""
+    return {
+        "data": splits.source,
+        "data_fingerprint": splits.fingerprint,
+        "train_rows": len(splits.train),
+        "eval_rows": len(splits.eval),
+        "rewards": [reward.__name__ for reward in rewards],
+        "reward_fingerprint": reward_fingerprint(rewards),
+        "reading": evaluation.READING,
+    }
+
+
+def _record(settings: RunSettings, shared: dict) -> dict:
+    """Everything that determines one run."""
+    weights = models.fingerprint(settings.model)
+    return {"settings": settings.to_dict(), "weights": weights, "grid": shared}
 
 
 def _refuse_unreadable(splits: Splits) -> None:
@@ -651,21 +696,7 @@ def _base_path(directory: Path) -> Path:
 @contextlib.contextmanager
 def _claim(output_dir: Path, shared: dict) -> Iterator[None]:
     """Hold a grid's directory for one process at a time."""
-    lock = filelock.FileLock(output_dir / "grid.lock", timeout=0)
-    try:
-        output_dir.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
-    except filelock.Timeout:
-        raise LabError(
-            f"Another process is running a grid in {output_dir} right now, "
-            "and two would write over each other. Wait for it, stop it, or "
-            "choose another OUTPUT_DIR."
-        ) from None
-    except OSError as error:
-        raise LabError(
-            f"Nothing can be written to {output_dir}: {error.strerror}. "
-            "Choose another OUTPUT_DIR, one that you may write to."
-        ) from error
+    lock = _lock(output_dir, "grid.lock")
     try:
         write_json(output_dir / "grid.json", shared)
         yield
@@ -673,14 +704,68 @@ def _claim(output_dir: Path, shared: dict) -> Iterator[None]:
         lock.release()
 
 
+def _lock(
+    directory: Path, name: str, is_singleton: bool = False
+) -> filelock.BaseFileLock:
+    """Make a directory, and lock it for this process, or refuse it."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        lock = filelock.FileLock(
+            directory / name, timeout=0, is_singleton=is_singleton
+        )
+        lock.acquire()
+    except filelock.Timeout:
+        raise LabError(
+            f"Another process is training in {directory} right now, and two "
+            "would write over each other. Wait for it, stop it, or choose "
+            "another OUTPUT_DIR."
+        ) from None
+    except OSError as error:
+        raise LabError(
+            f"Nothing can be written to {directory}: {error.strerror}. "
+            "Choose another OUTPUT_DIR, one that you may write to."
+        ) from error
+    return lock
+
+
+def _refuse_other_run(directory: Path, record: dict) -> None:
+    _refuse_file(directory)
+    found = read_json(directory / "settings.json")
+    if found == record:
+        return
+    if found is None:
+        inside = directory.iterdir() if directory.exists() else []
+        if any(path.name != "run.lock" for path in inside):
+            raise LabError(
+                f"{directory} holds files that are not of a run, and nothing "
+                "is written among them. Choose another OUTPUT_DIR, an empty "
+                "or a new one."
+            )
+        return
+    before, now = (
+        {"weights": one["weights"], **one["settings"], **one["grid"]}
+        for one in (found, record)
+    )
+    differs = sorted(key for key in now if before.get(key) != now[key])
+    raise LabError(
+        f"{directory} holds another run: it differs in {', '.join(differs)}. "
+        "Its results are left alone. Choose another OUTPUT_DIR, or set those "
+        "values back to go on with it."
+    )
+
+
+def _refuse_file(directory: Path) -> None:
+    if directory.exists() and not directory.is_dir():
+        raise LabError(
+            f"{directory} is a file, but results need a directory. Choose "
+            "another OUTPUT_DIR."
+        )
+
+
 def _refuse_strange(
     output_dir: Path, shared: dict, directories: Sequence[Path]
 ) -> None:
-    if output_dir.exists() and not output_dir.is_dir():
-        raise LabError(
-            f"{output_dir} is a file, but the results of a grid need a "
-            "directory. Choose another OUTPUT_DIR."
-        )
+    _refuse_file(output_dir)
     found = read_json(output_dir / "grid.json")
     if found is None:
         inside = output_dir.iterdir() if output_dir.exists() else []

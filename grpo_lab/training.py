@@ -7,6 +7,7 @@ teach nothing; the traps that they guard against are told beside each.
 
 import csv
 import math
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -67,6 +68,9 @@ WHAT_IS_LEARNED = (
     "fp16", "gradient_checkpointing", "seed",
 )  # fmt: skip
 """The settings of `GRPOConfig` that change what a run learns."""
+
+SNAPSHOTS = "snapshots"
+"""Folder of a run for the adapters that `Snapshots` keeps."""
 
 COMPLETE = "complete"
 """Marker file of a checkpoint that was written to its end.
@@ -599,6 +603,37 @@ class Recorder(TrainerCallback):
                     "returns no number the other: lower LEARNING_RATES, or "
                     "test the reward on a few completions."
                 )
+
+
+class Snapshots(TrainerCallback):
+    """Keeps the adapter of every n-th step, so that it can be judged later.
+
+    Checkpoints are there to go on from, and only the last two are kept.
+
+    Args:
+        every: optimiser steps between two snapshots.
+    """
+
+    def __init__(self, every: int) -> None:
+        self.every = every
+
+    def on_save(self, args, state, control, model=None, **kwargs) -> None:
+        """Keep the adapter, whole or not at all."""
+        if state.global_step % self.every:
+            return
+        folder = Path(args.output_dir) / SNAPSHOTS / str(state.global_step)
+        part = folder.with_suffix(".part")
+        shutil.rmtree(part, ignore_errors=True)
+        model.save_pretrained(part)
+        shutil.rmtree(folder, ignore_errors=True)
+        part.rename(folder)
+
+
+def snapshots(run_dir: Path) -> dict[int, Path]:
+    """The adapters that `Snapshots` kept, by optimiser step, in order."""
+    folders = (Path(run_dir) / SNAPSHOTS).glob("*")
+    steps = sorted(int(f.name) for f in folders if f.name.isdecimal())
+    return {step: Path(run_dir) / SNAPSHOTS / str(step) for step in steps}
 
 
 def _outcome_shares(logs: dict) -> dict[str, float]:

@@ -761,7 +761,8 @@ print("Nothing fails, and the right answer without tags is paid.")
 # - Attack a reward by hand, and check it on your data, before you train on
 #   it.
 #
-# **Next**: a policy is trained with these five parts in
+# **Next**: a policy learns from two rewards, everything visible, in
+# [2. A first GRPO run](02_first_grpo_run.ipynb); from these five parts in
 # [3. A grid search](03_grid_search.ipynb). Symptoms and their fixes are in
 # [TROUBLESHOOTING.md](../TROUBLESHOOTING.md).
 

@@ -2,6 +2,8 @@
 
 import pandas as pd
 
+from grpo_lab.evaluation import Evaluation, compare
+
 BASE_RANGE = (0.15, 0.65)
 """Accuracy of a base model: able enough to learn, far from done."""
 
@@ -47,3 +49,29 @@ def check(leaderboard: pd.DataFrame) -> pd.DataFrame:
             }
         )
     return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def check_first_run(base: Evaluation, after: Evaluation) -> pd.DataFrame:
+    """Hold the first run against its target: form and accuracy both rise.
+
+    Returns:
+        A row for each of the two: the paired difference with its interval,
+        as shares of the held-out questions, and `met`, whether it is not
+        lower and the interval of at least one of the two lies above 0.
+    """
+    pairs = {
+        what: compare(base, after, by)
+        for what, by in (("form", "tagged"), ("accuracy", "correct"))
+    }
+    proven = any(pair.interval[0] > 0 for pair in pairs.values())
+    rows = [
+        {
+            "what": what,
+            "gain": pair.difference,
+            "gain_low": pair.interval[0],
+            "gain_high": pair.interval[1],
+            "met": "yes" if proven and pair.difference >= 0 else "no",
+        }
+        for what, pair in pairs.items()
+    ]
+    return pd.DataFrame(rows)
