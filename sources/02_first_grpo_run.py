@@ -214,6 +214,10 @@ longest = training.longest_prompt(tokenizer, splits.train["prompt"])
 grid.check_memory([settings], longest)
 print(f"{run.directory} can be used, and the run fits into memory.")
 
+# %% [markdown]
+# Greedily, through the chat template, with the limit of the training: so it
+# will be asked again at the end.
+
 # %%
 judging = {
     "max_new_tokens": settings.max_completion_length,
@@ -255,18 +259,42 @@ assert adapter == training.lora_config(settings)
 # %% [markdown]
 # ## Every setting
 #
-# The configuration of the trainer, with every value that matters. What TRL
-# leaves open is set here too, for a default can change with a release, and some
-# values a model brings along itself.
+# First what is only about the machine and the log. TRL counts *completions*
+# in a batch, not prompts. Every step is logged and saved, so a crash costs one
+# step at most.
+
+# %%
+steps = settings.steps(len(splits.train))
+keeping = {
+    "output_dir": str(run.directory),
+    # how it fits into memory
+    "per_device_train_batch_size": settings.micro_batch,
+    "gradient_accumulation_steps": settings.accumulation_steps,
+    "gradient_checkpointing": settings.gradient_checkpointing,
+    **models.precision_flags(),
+    "use_cpu": not device.is_gpu,
+    # what is kept
+    "logging_steps": 1,
+    "logging_nan_inf_filter": False,
+    "log_completions": True,
+    "num_completions_to_print": 0,
+    "save_steps": settings.save_steps,
+    "save_total_limit": 2,
+    "report_to": "none",
+    "disable_tqdm": True,
+}
+
+# %% [markdown]
+# Then what decides what is learned. What TRL leaves open is set here too, for
+# a default can change with a release, and some values a model brings along.
 
 # %%
 from trl import GRPOConfig
 
 from grpo_lab import prompts
 
-steps = settings.steps(len(splits.train))
 arguments = GRPOConfig(
-    output_dir=str(run.directory),
+    **keeping,
     # what is rolled out
     num_generations=settings.num_generations,
     max_completion_length=settings.max_completion_length,
@@ -290,29 +318,21 @@ arguments = GRPOConfig(
     scale_rewards="group",
     num_iterations=1,
     max_steps=steps,
-    # how it fits into memory
-    per_device_train_batch_size=settings.micro_batch,
-    gradient_accumulation_steps=settings.accumulation_steps,
-    gradient_checkpointing=settings.gradient_checkpointing,
-    **models.precision_flags(),
-    use_cpu=not device.is_gpu,
-    # what is kept
-    logging_steps=1,
-    logging_nan_inf_filter=False,
-    log_completions=True,
-    num_completions_to_print=0,
-    save_steps=settings.save_steps,
-    save_total_limit=2,
-    report_to="none",
-    disable_tqdm=True,
     seed=settings.seed,
 )
+
+# %% [markdown]
+# The package builds its runs with the same values; if the two ever differed,
+# this lesson would stop here.
+
+# %%
 built = training.grpo_config(settings, run.directory, len(splits.train))
 in_force = training.values_in_force(arguments)
 assert in_force.equals(training.values_in_force(built))
 
 # %% [markdown]
-# What the most important of them do, and why ours are not the published ones:
+# What the most important of them do, and why ours are not the published ones.
+# First those about the rollouts and the step:
 
 # %%
 REASONS = {
@@ -344,6 +364,9 @@ REASONS = {
     ),
 }
 
+# %% [markdown]
+# Then those about the adapter and the course of the run:
+
 # %%
 REASONS |= {
     "max_steps": (
@@ -374,6 +397,9 @@ REASONS |= {
         "one odd group can't throw the policy off",
     ),
 }
+
+# %% [markdown]
+# Side by side, with the values in force:
 
 # %%
 import pandas as pd
@@ -713,6 +739,11 @@ judged = {
 }
 figures.reward_and_accuracy(judged)
 
+# %% [markdown]
+# In numbers: the mean reward of the first and of the last quarter of the steps,
+# and the accuracy of the base model and of the last snapshot, on one batch of
+# held-out questions.
+
 # %%
 rises = {}
 for name, (one, along) in judged.items():
@@ -726,9 +757,7 @@ for name, (one, along) in judged.items():
 
 # %% [markdown]
 # **What you should see**: both rewards climb, and only one of them takes accuracy
-# along. (Printed rewards are means over the first and the last quarter of the
-# steps. Accuracy is that of the base model and of the last snapshot, on one
-# batch of held-out questions.) And this is what better paid thoughts look like:
+# along. And this is what better paid thoughts look like:
 
 # %%
 _, along = judged["paid for effort"]
@@ -761,6 +790,9 @@ def width(total):
 enough = next(total for total in range(5, 1000, 5) if width(total) < 0.1)
 print(f"{enough} questions")
 
+# %% [markdown]
+# Check yours:
+
 # %%
 assert high - low > 0.5, "five rows tell next to nothing"
 assert width(enough) < 0.1 <= width(enough - 5)
@@ -780,13 +812,14 @@ def has_spread(p, size):
 for p in (0.01, 0.1, 0.5, 0.99):
     print(f"p = {p}: {has_spread(p, 8):.0%} of 8, {has_spread(p, 4):.0%} of 4")
 
+# %% [markdown]
+# Check yours. Hard questions teach as seldom as easy ones:
+
 # %%
 assert has_spread(0.5, 8) > 0.99
 assert abs(has_spread(0.01, 8) - has_spread(0.99, 8)) < 1e-9
 
 # %% [markdown]
-# Questions that are too hard teach as little as those that are too easy.
-#
 # **3. Mend the reward for effort** (15 minutes, medium). Pay for long thoughts
 # only where the answer is right, so that effort alone earns nothing. Try it
 # on the four texts below before you would train on it. (Is it a good idea? A
@@ -802,6 +835,9 @@ def effort_if_right(completions, **kwargs):
     # None: the gold can't be read, so there is nothing to say.
     return [r and r * e for r, e in zip(right, effort, strict=True)]
 
+
+# %% [markdown]
+# Check yours, on two right answers and two wrong ones:
 
 # %%
 texts = [

@@ -1,11 +1,15 @@
 """Greedy accuracy, its intervals, and paired comparisons."""
 
+import copy
 import math
+from dataclasses import replace
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 
 from grpo_lab import evaluation, models
+from grpo_lab.errors import LabError
 from grpo_lab.evaluation import Answer, Comparison, Evaluation
 
 # --- Statistics -------------------------------------------------------------
@@ -89,6 +93,7 @@ def test_evaluation_adds_up():
     assert found.tagged_share == 0.5
     assert found.truncated_share == 0.25
     assert found.mean_tokens == 11.5
+    assert found.seconds_per_answer == 1.5 / 4
 
 
 def test_compare_pairs_questions():
@@ -96,6 +101,15 @@ def test_compare_pairs_questions():
     second = answers([True, False, True, True, False])
     assert evaluation.compare(first, second) == Comparison(2, 1, 5)
     assert evaluation.compare(second, first) == Comparison(1, 2, 5)
+
+
+def test_compare_by_the_form():
+    """`answers` tags every second answer, whatever is right."""
+    first = answers([True, True, False])
+    plain = [replace(one, tagged=False) for one in first.answers]
+    bare = Evaluation(tuple(plain), seconds=1.0)
+    assert evaluation.compare(bare, first, "tagged") == Comparison(2, 0, 3)
+    assert evaluation.compare(bare, first) == Comparison(0, 0, 3)
 
 
 def test_compare_refuses_other_questions():
@@ -130,6 +144,38 @@ def test_grade_reads_untagged_answers_too(text, correct, tagged):
     graded = evaluation.grade("6 + 1?", "6 + 1 = 7\n#### 7", text, 9, False)
     assert (graded.correct, graded.tagged) == (bool(correct), bool(tagged))
     assert (graded.question, graded.tokens) == ("6 + 1?", 9)
+
+
+LATEX_GOLD = r"So the result is $\boxed{\frac{1}{2}}$."
+
+
+@pytest.mark.parametrize(
+    ("text", "correct", "tagged"),
+    [
+        ("<think>\n2 : 4\n</think>\n<answer>$0.5$</answer>", 1, 1),
+        ("<think>\n4 : 2\n</think>\n<answer>$2$</answer>", 0, 1),
+        (r"2 : 4. The answer is $\frac{2}{4}$.", 1, 0),
+        ("<reasoning>2 : 4</reasoning><answer>0.5</answer>", 1, 0),
+        ("", 0, 0),
+    ],
+)
+def test_grade_reads_latex_golds(text, correct, tagged):
+    graded = evaluation.grade(
+        "2 : 4?", LATEX_GOLD, text, 9, False, evaluation.LATEX
+    )
+    assert (graded.correct, graded.tagged) == (bool(correct), bool(tagged))
+
+
+@pytest.mark.parametrize(
+    ("grader", "gold", "told"),
+    [
+        (evaluation.NUMBERS, LATEX_GOLD.replace("1", "x"), "DATA = 'gsm8k'"),
+        (evaluation.LATEX, "N/A", "DATA = 'numina_math_tir'"),
+    ],
+)
+def test_a_gold_that_can_not_be_read_is_refused(grader, gold, told):
+    with pytest.raises(LabError, match=told):
+        evaluation.grade("?", gold, "7", 1, False, grader)
 
 
 @pytest.fixture(scope="module")
@@ -267,3 +313,33 @@ def test_the_prompt_is_that_of_training(policy, tiny_splits, monkeypatch):
         )
         for prompt in tiny_splits.eval["prompt"]
     ]
+
+
+def test_an_evaluation_along_a_training(policy, tiny_splits, tmp_path):
+    """Each snapshot is what is judged, and the base comes back bare."""
+    model, tokenizer = policy
+    rows = tiny_splits.eval
+    plain = evaluation.evaluate(model, tokenizer, rows, 4, 6)
+    folders = {}
+    for step in (2, 4):
+        adapter = get_peft_model(
+            copy.deepcopy(model),
+            LoraConfig(
+                r=8, target_modules="all-linear", task_type="CAUSAL_LM"
+            ),
+        )
+        for name, weight in adapter.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(weight, std=step)
+        folders[step] = tmp_path / str(step)
+        adapter.save_pretrained(folders[step])
+    judged = evaluation.evaluate_snapshots(
+        model, folders, tokenizer, rows, 4, 6
+    )
+    assert list(judged) == [0, 2, 4]
+    assert judged[0].answers == plain.answers
+    texts = [[a.text for a in judged[step].answers] for step in judged]
+    assert texts[0] != texts[1] != texts[2] != texts[0]
+    assert not any("lora" in name for name, _ in model.named_modules())
+    again = evaluation.evaluate(model, tokenizer, rows, 4, 6)
+    assert again.answers == plain.answers

@@ -326,3 +326,72 @@ def test_the_live_table_bears_a_reward_that_did_not_apply(live):
     table, settings, pages = live
     table.update(settings[1], 1, 1, row(1, reward=1, **{PARTS[2]: None}))
     assert "1/1" in pages[-1]
+
+
+# --- One run ----------------------------------------------------------------
+
+
+def one_run(folder, steps=12, start=1.0) -> grid.Run:
+    folder.mkdir()
+    metrics(steps, start).to_csv(folder / "metrics.csv", index=False)
+    settings = RunSettings("pocket-qwen", 1e-3)
+    return grid.Run(folder.name, settings, folder, "unfinished")
+
+
+def test_curves_of_one_run(tmp_path):
+    figure = figures.run_curves(one_run(tmp_path / "run"), FIVE_PART[:2])
+    titles = [axis.get_title() for axis in figure.axes if axis.axison]
+    assert titles == [
+        "Reward (sum of the parts)", "Correctness", "Integer",
+        *figures.HEALTH.values(),
+    ]  # fmt: skip
+    assert all(len(axis.lines) == 2 for axis in figure.axes if axis.axison)
+
+
+def test_before_and_after_in_words():
+    before = graded("+---------", tagged="----------")
+    after = graded("+++-------", tagged="++++++++++")
+    frame = figures.comparison_table(before, after).data
+    form, right, cut, tokens, seconds = frame.to_dict("records")
+    assert form["before"].startswith("0.0% [0, 28]")
+    assert form["after"].startswith("100.0% [72, 100]")
+    assert form["difference in points"].startswith("+100.0 [+")
+    assert right["before"].startswith("10.0%")
+    assert right["after"].startswith("30.0%")
+    assert right["difference in points"].startswith("+20.0 [-")
+    assert cut["difference in points"].startswith("+0.0 [-")
+    assert (tokens["before"], seconds["after"]) == ("10.0", "0.100")
+
+
+def test_reward_beside_accuracy(tmp_path):
+    good, bad = one_run(tmp_path / "good"), one_run(tmp_path / "bad", 8, 5.0)
+    judged = {
+        "good": (good, {0: graded("+---"), 6: graded("++--")}),
+        "bad": (bad, {0: graded("+---"), 4: graded("----")}),
+    }
+    figure = figures.reward_and_accuracy(judged)
+    paid, able = figure.axes
+    assert [line.get_ydata().tolist() for line in able.lines] == [
+        [0.25, 0.5],
+        [0.25, 0.0],
+    ]
+    assert [line.get_xdata().tolist() for line in able.lines] == [
+        [0, 6],
+        [0, 4],
+    ]
+    raw, smooth = paid.lines[0].get_ydata(), paid.lines[1].get_ydata()
+    assert np.mean(raw[:5]) == pytest.approx(1)
+    assert smooth[4] == pytest.approx(1) and smooth[-1] > 1
+    legend = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert legend == ["good", "bad"]
+    assert not plt.get_fignums()
+
+
+def test_a_reward_of_nothing_at_first_is_drawn(tmp_path):
+    run = one_run(tmp_path / "run")
+    frame = run.metrics.assign(reward=[0.0] * 6 + [0.5] * 6)
+    frame.to_csv(run.directory / "metrics.csv", index=False)
+    run = grid.Run("run", run.settings, run.directory, "unfinished")
+    evaluations = {0: graded("+-"), 6: graded("+-")}
+    figure = figures.reward_and_accuracy({"run": (run, evaluations)})
+    assert figure.axes[0].lines[0].get_ydata()[-1] == 0.5

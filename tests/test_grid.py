@@ -436,7 +436,7 @@ def test_two_processes_do_not_share_a_directory(
     )
     try:
         assert other.stdout.readline() == "held\n"
-        with pytest.raises(LabError, match="Another process is running"):
+        with pytest.raises(LabError, match="Another process is training"):
             grid.run([quick], tiny_splits, [variety], tmp_path / "grid")
         assert not (tmp_path / "grid" / "runs").exists()
     finally:
@@ -736,3 +736,76 @@ def test_truncation_in_a_real_run_is_told(whole):
     told = whole.warnings()
     assert [text for text in told if "100% of its completions" in text]
     assert training.METRICS["truncated_share"] == "completions/clipped_ratio"
+
+
+# --- One run outside of a grid ----------------------------------------------
+
+
+def test_one_run_takes_its_directory(quick, tiny_splits, tmp_path):
+    """The record of a grid's run, and whoever opens it again goes on."""
+    folder = tmp_path / "new" / "run"
+    run = grid.open_run(quick, tiny_splits, [variety], folder)
+    assert (run.settings, run.directory) == (quick, folder)
+    record = json.loads((folder / "settings.json").read_text())
+    [planned] = grid._plan(
+        [quick], tiny_splits, [variety], tmp_path / "grid"
+    ).values()
+    assert record == planned
+    grid.open_run(quick, tiny_splits, [variety], folder)
+    starts = json.loads((folder / "environment.json").read_text())
+    assert len(starts) == 2
+
+
+def test_another_runs_directory_is_left_alone(quick, tiny_splits, tmp_path):
+    folder = tmp_path / "run"
+    grid.open_run(quick, tiny_splits, [variety], folder)
+    before = files_of(folder)
+    other = dataclasses.replace(quick, learning_rate=2e-3, seed=7)
+    with pytest.raises(LabError, match="differs in learning_rate, seed"):
+        grid.open_run(other, tiny_splits, [variety], folder)
+    with pytest.raises(LabError, match="differs in reward_fing.*, rewards"):
+        grid.open_run(quick, tiny_splits, [constant], folder)
+    assert files_of(folder) == before
+
+
+def test_a_run_takes_no_strange_directory(quick, tiny_splits, tmp_path):
+    (tmp_path / "thesis.txt").write_text("years of work")
+    before = files_of(tmp_path)
+    with pytest.raises(LabError, match="files that are not of a run"):
+        grid.open_run(quick, tiny_splits, [variety], tmp_path)
+    with pytest.raises(LabError, match="is a file, but"):
+        grid.open_run(quick, tiny_splits, [variety], tmp_path / "thesis.txt")
+    assert files_of(tmp_path) == before
+
+
+def test_a_run_is_held_until_its_process_ends(quick, tiny_splits, tmp_path):
+    folder = tmp_path / "run"
+    grid.open_run(quick, tiny_splits, [variety], folder)
+    program = (
+        "import filelock\n"
+        f"filelock.FileLock({str(folder / 'run.lock')!r}).acquire(timeout=0)"
+    )
+    other = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True
+    )
+    assert "could not be acquired" in other.stderr
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    held = subprocess.Popen(
+        [
+            sys.executable, "-uc",
+            f"import filelock; l = filelock.FileLock({str(elsewhere)!r} + "
+            "'/run.lock'); l.acquire(); print('held'); input()",
+        ],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+    try:
+        assert held.stdout.readline() == "held\n"
+        with pytest.raises(LabError, match="Another process is training"):
+            grid.open_run(quick, tiny_splits, [variety], elsewhere)
+        assert [path.name for path in elsewhere.iterdir()] == ["run.lock"]
+    finally:
+        held.communicate("\n")
+    grid.open_run(quick, tiny_splits, [variety], elsewhere)

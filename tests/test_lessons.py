@@ -211,3 +211,79 @@ def test_rewards_lesson_ran_and_shows_its_figure(rewards_lesson):
     assert sum("image/png" in kind for kind in kinds) == 1
     assert sum("text/html" in kind for kind in kinds) == 6
     assert not any(out.get("name") == "stderr" for out in outputs)
+
+
+@pytest.fixture(scope="module")
+def first_run(tmp_path_factory):
+    """The first run on the pocket profile, as a reader runs it."""
+    output = tmp_path_factory.mktemp("lessons") / "02"
+    done = run_lesson("02_first_grpo_run", output, "-p", "PROFILE", "pocket")
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    results = json.loads((output / "run" / "results.json").read_text())
+    return output, results
+
+
+def test_the_first_run_meets_its_target(first_run):
+    """Form and accuracy both rise on held-out questions, for certain."""
+    output, results = first_run
+    before, after = results["before"], results["after"]
+    assert before["questions"] == after["questions"] >= 200
+    assert after["in_form"] > before["in_form"]
+    assert after["accuracy"] > before["accuracy"]
+    gains = {row["what"]: row for row in results["target"]}
+    assert set(gains) == {"form", "accuracy"}
+    for name, key in (("form", "in_form"), ("accuracy", "accuracy")):
+        assert gains[name]["gain"] == pytest.approx(after[key] - before[key])
+        assert gains[name]["gain_low"] > 0
+    saved = json.loads((output / "run/run/evaluation.json").read_text())
+    right = sum(answer["correct"] for answer in saved["answers"])
+    assert right / len(saved["answers"]) == after["accuracy"]
+
+
+def test_the_first_run_shows_its_faults(first_run):
+    """Each fault of "what to watch out for", as the prose tells it."""
+    _, results = first_run
+    for row in results["too_short"]:
+        assert row["truncated_share"] > 0.8
+        assert row["think_format_reward"] == row["accuracy_reward"] == 0
+        assert row["zero_spread_share"] == 1
+    assert set(results["refusals"]) == {"TRL", "grpo_lab", "rewards"}
+    assert "at least 2" in results["refusals"]["TRL"]
+    assert "other columns are: none" in results["refusals"]["rewards"]
+    ours = results["rises"]["cookbook pair"]
+    cheat = results["rises"]["paid for effort"]
+    assert ours["reward"][1] > 1.5 * ours["reward"][0]
+    assert cheat["reward"][1] > 1.5 * cheat["reward"][0]
+    assert ours["accuracy"][1] > ours["accuracy"][0] == cheat["accuracy"][0]
+    assert cheat["accuracy"][1] < cheat["accuracy"][0]
+
+
+def test_the_first_run_shows_what_it_promises(first_run):
+    """Two figures, no error, nothing pushed, few trainable parameters."""
+    output, _ = first_run
+    notebook = nbformat.read(next(output.glob("*.ipynb")), as_version=4)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    kinds = [set(o.get("data", {})) for cell in code for o in cell.outputs]
+    assert sum("image/png" in kind for kind in kinds) == 2
+    printed = "".join(
+        o.text for cell in code for o in cell.outputs if o.get("text")
+    )
+    assert "trainable params: 108,544" in printed
+    assert "Nothing was pushed." in printed
+
+
+def test_the_published_values_can_be_run(tmp_path):
+    """Two steps of them: other settings, and the lesson still holds."""
+    small = {"SETTINGS": "published", "MAX_STEPS": "2", "SHORT_STEPS": "2"}
+    small |= {"EVAL_ROWS": "20", "TRAIN_ROWS": "64"}
+    options = [word for item in small.items() for word in ("-p", *item)]
+    output = tmp_path / "02"
+    done = run_lesson(
+        "02_first_grpo_run", output, "-p", "PROFILE", "pocket", *options
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    results = json.loads((output / "run" / "results.json").read_text())
+    used = results["settings"]
+    assert (used["learning_rate"], used["lora_dropout"]) == (1e-5, 0.1)
+    assert used["target_modules"] == ["q_proj", "v_proj"]
+    assert (used["load_in_4bit"], used["num_generations"]) == (False, 4)

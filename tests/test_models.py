@@ -20,11 +20,17 @@ from huggingface_hub.errors import (
 from peft import LoraConfig, get_peft_model
 from transformers import LlamaConfig, Qwen2Config
 
-from grpo_lab import models
+from grpo_lab import models, profiles
 from grpo_lab.errors import LabError
 from grpo_lab.models import MODELS, check_fits, estimate_memory, load_policy
 from grpo_lab.pocket.train import RECIPES
-from grpo_lab.profiles import ALL_LINEAR, PROFILES, RunSettings
+from grpo_lab.profiles import (
+    ALL_LINEAR,
+    FIRST_RUN,
+    FIRST_RUN_VALUES,
+    PROFILES,
+    RunSettings,
+)
 from grpo_lab.prompts import REASONING_PROMPT, messages
 
 GATED = "meta-llama/Llama-3.2-1B-Instruct"
@@ -94,7 +100,7 @@ def test_every_model_of_the_profiles_has_an_entry():
 
 def test_hub_models_are_pinned():
     hub = [entry for entry in MODELS.values() if entry.hub_id]
-    assert len(hub) == 6
+    assert len(hub) == 7
     for entry in hub:
         revisions = [entry.revision]
         revisions += [entry.mirror_revision] if entry.mirror else []
@@ -629,7 +635,11 @@ def test_a_gpu_holds_values_in_two_bytes(monkeypatch):
 def test_published_sizes_fit_the_machines_they_are_for(monkeypatch):
     pretend_gpu(monkeypatch, (8, 0))
     for name, memory in (("full", 79), ("lite", 14)):
-        for settings in PROFILES[name].settings():
+        first_run = FIRST_RUN[name]
+        for settings in (
+            *PROFILES[name].settings(),
+            *(profiles.first_run(first_run, v) for v in FIRST_RUN_VALUES),
+        ):
             estimate = estimate_memory(models.entry(settings.model), settings)
             device = models.Device("a GPU", memory, is_gpu=True)
             check_fits(estimate, settings, device)

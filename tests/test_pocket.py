@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from grpo_lab import models
-from grpo_lab.pocket import WEIGHTS_DIR, corpus, problems, train
+from grpo_lab.evaluation import Answer, Evaluation
+from grpo_lab.pocket import WEIGHTS_DIR, corpus, problems, target, train
 from grpo_lab.prompts import REASONING_PROMPT, THINK_PROMPT, messages
 from rewards import gold_number, is_correct
 from rewards.numbers import last_box
@@ -378,3 +379,28 @@ def test_weights_in_the_repository(name):
     built = train.build_tokenizer(train.RECIPES[name])
     assert built.get_vocab() == tokenizer.get_vocab()
     assert policy.config.max_position_embeddings == 512
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "met"),
+    [
+        # right and tagged of 40, before and after
+        ((10, 10), (20, 30), ["yes", "yes"]),
+        ((10, 10), (10, 30), ["yes", "yes"]),
+        ((10, 10), (9, 30), ["yes", "no"]),
+        ((10, 10), (11, 11), ["no", "no"]),
+    ],
+)
+def test_the_target_of_the_first_run(before, after, met):
+    def judged(right, tagged):
+        answers = [
+            Answer(str(at), "1", "", at < right, at < tagged, 1, False)
+            for at in range(40)
+        ]
+        return Evaluation(tuple(answers), 1.0)
+
+    found = target.check_first_run(judged(*before), judged(*after))
+    assert list(found["what"]) == ["form", "accuracy"]
+    assert list(found["met"]) == met
+    gains = [(after[1] - before[1]) / 40, (after[0] - before[0]) / 40]
+    assert list(found["gain"]) == gains

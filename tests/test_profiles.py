@@ -175,3 +175,59 @@ def test_a_machine_gets_its_profile(name, memory, chosen):
 def test_a_profile_that_does_not_fit_is_refused(name, memory, told):
     with pytest.raises(LabError, match=told):
         choose(name, memory)
+
+
+# --- The first run ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", profiles.FIRST_RUN)
+def test_every_row_of_the_first_run_is_the_cookbooks_story(name):
+    row = profiles.FIRST_RUN[name]
+    run = profiles.first_run(row, "ours")
+    assert SOURCES[row.data].latex
+    assert (run.lora_r, run.lora_alpha, run.lora_dropout) == (8, 32, 0)
+    assert run.load_in_4bit
+    assert run.max_completion_length >= 64
+    assert run.warmup_share * run.steps(row.train_rows) >= 1
+    assert row.eval_rows >= 80
+    assert 4 <= row.short_steps <= run.steps(row.train_rows)
+    assert row.needs == PROFILES[name].needs
+    if name != "pocket":
+        assert run.target_modules == profiles.ATTENTION_QV
+        assert row.train_rows == 3622
+    sizes = {"full": "1.5B", "lite": "0.5B", "pocket": "pocket-qwen"}
+    assert sizes[name] in run.model
+
+
+def test_the_cookbooks_values_as_published():
+    """S. Paniego (2025); the rest are defaults of what it was tested with."""
+    run = profiles.first_run(profiles.FIRST_RUN["lite"], "published")
+    assert run.learning_rate == 1e-5
+    assert (run.num_generations, run.max_completion_length) == (4, 64)
+    assert (run.micro_batch, run.accumulation_steps) == (8, 16)
+    assert (run.num_epochs, run.steps(3622)) == (1, 113)
+    assert (run.lora_r, run.lora_alpha, run.lora_dropout) == (8, 32, 0.1)
+    assert run.target_modules == ("q_proj", "v_proj")
+    assert (run.temperature, run.beta) == (0.9, 0.04)
+    assert (run.load_in_4bit, run.warmup_share) == (False, 0)
+    assert run.model == "Qwen/Qwen2-0.5B-Instruct"
+
+
+def test_a_learners_own_values_come_last():
+    row = profiles.FIRST_RUN["pocket"]
+    for values in profiles.FIRST_RUN_VALUES:
+        run = profiles.first_run(
+            row, values, "mine", learning_rate=0.5, max_steps=3
+        )
+        assert (run.model, run.learning_rate, run.max_steps) == (
+            "mine", 0.5, 3,
+        )  # fmt: skip
+    with pytest.raises(LabError, match="ours, published. Type SETTINGS"):
+        profiles.first_run(row, "publishd")
+
+
+def test_a_lesson_chooses_from_its_own_table():
+    rows = profiles.FIRST_RUN
+    assert choose("lite", 0, rows) is rows["pocket"]
+    assert choose("lite", 15, rows) is rows["lite"]
+    assert choose("full", 80, rows) is rows["full"]

@@ -9,10 +9,11 @@ import pandas as pd
 import pytest
 import torch
 from conftest import quick_settings
+from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import (
     EventAccumulator,
 )
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, TrainerCallback
 from trl import GRPOTrainer
 
 from grpo_lab import models, training
@@ -693,3 +694,31 @@ def test_a_run_that_can_grade_little_is_stopped(
     assert 1 <= len(training.read_metrics(tmp_path / "metrics.csv")) < 9
     patient = quick_settings(tiny_qwen, max_failed_share=0.5, max_steps=9)
     training.train(build(patient, [half_graded], tmp_path / "patient"))
+
+
+def test_snapshots_keep_the_adapter_of_their_step(build, quick, tmp_path):
+    """Of every second step, whole, and as it was then."""
+    trainer = build(quick)
+    trainer.add_callback(training.Snapshots(every=2))
+    seen = {}
+
+    class Look(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            seen[state.global_step] = adapters(trainer)
+
+    trainer.add_callback(Look())
+    folder = tmp_path / training.SNAPSHOTS
+    (folder / "2.part").mkdir(parents=True)  # a kill left it
+    (folder / "2.part" / "half").write_text("")
+    training.train(trainer)
+    kept = training.snapshots(tmp_path)
+    assert list(kept) == [2]
+    assert not (kept[2] / "half").exists()
+    weights = load_file(kept[2] / "adapter_model.safetensors")
+    then = {name.replace(".default", ""): w for name, w in seen[2].items()}
+    assert weights.keys() == then.keys()
+    assert all(torch.equal(weights[name], then[name]) for name in weights)
+    assert any(
+        not torch.equal(seen[2][name], seen[3][name]) for name in seen[3]
+    )
+    assert training.snapshots(tmp_path / "none") == {}
