@@ -77,6 +77,15 @@ EDITIONS = (
 )
 
 
+ANY_MACHINE = "any-machine"
+"""Tag of the title cell of a lesson that asks for no GPU in any edition."""
+
+ANY_MACHINE_BANNER = (
+    "**Any machine**: this lesson needs no GPU, and is the same in the full "
+    "and in the lite edition."
+)
+
+
 def build(source: Path, edition: Edition) -> NotebookNode:
     """The notebook of one lesson in one edition, without outputs.
 
@@ -229,6 +238,8 @@ def _add_banner(cells: list[NotebookNode], lesson: str, edition: Edition):
         f"{REPOSITORY}/blob/main/{path})"
     )
     banner = edition.banner.format(other=f"../{edition.other}/{lesson}.ipynb")
+    if ANY_MACHINE in cells[0].metadata.get("tags", ()):
+        banner = ANY_MACHINE_BANNER
     heading, _, rest = title.partition("\n")
     blocks = (heading, badge, banner, rest.strip())
     cells[0].source = "\n\n".join(block for block in blocks if block)

@@ -1,4 +1,4 @@
-# %% [markdown]
+# %% [markdown] tags=["any-machine"]
 # # 1. What gets rewarded
 #
 # GRPO trains a language model with nothing but numbers: one for each text
@@ -32,9 +32,6 @@
 # | profile | machine | time | memory |
 # | --- | --- | --- | --- |
 # | all three | any: no GPU and no network needed | under half a minute, measured on 2 CPU cores | 0.7 GiB, measured |
-#
-# Whatever the banner says about GPUs, this lesson needs none: both editions
-# and all profiles of it do the same.
 
 # %% [markdown]
 # ## Set-up

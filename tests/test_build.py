@@ -84,6 +84,18 @@ def test_both_editions_are_built_and_stable(root):
     assert all(text.endswith(b"}\n") for text in first)
 
 
+def test_a_lesson_for_any_machine_says_so(root):
+    source = root / "sources" / "01_tiny.py"
+    tagged = SOURCE.replace(
+        "[markdown]\n# # A", '[markdown] tags=["any-machine"]\n# # A'
+    )
+    source.write_text(tagged)
+    for edition in build.EDITIONS:
+        title = build.build(source, edition).cells[0].source
+        assert build.ANY_MACHINE_BANNER in title
+        assert "GB" not in title
+
+
 def test_editions_differ_in_banner_and_profile_only(root):
     full = read(root / "notebooks/01_tiny.ipynb")
     lite = read(root / "lite/01_tiny.ipynb")
