@@ -430,6 +430,9 @@ def open_run(
     return Run(settings.short_model, settings, directory, "unfinished")
 
 
+_OPENED = {"run.lock", "settings.json", "environment.json"}
+"""What `open_run` writes: a directory with nothing else is free to take."""
+
 _HELD: dict[Path, filelock.BaseFileLock] = {}
 """Locks of `open_run`, which last as long as the process."""
 
@@ -731,17 +734,16 @@ def _lock(
 def _refuse_other_run(directory: Path, record: dict) -> None:
     _refuse_file(directory)
     found = read_json(directory / "settings.json")
-    if found == record:
+    there = directory.iterdir() if directory.exists() else []
+    begun = {path.name for path in there} - _OPENED
+    if found == record or not begun:
         return
     if found is None:
-        inside = directory.iterdir() if directory.exists() else []
-        if any(path.name != "run.lock" for path in inside):
-            raise LabError(
-                f"{directory} holds files that are not of a run, and nothing "
-                "is written among them. Choose another OUTPUT_DIR, an empty "
-                "or a new one."
-            )
-        return
+        raise LabError(
+            f"{directory} holds files that are not of a run, and nothing is "
+            "written among them. Choose another OUTPUT_DIR, an empty or a "
+            "new one."
+        )
     before, now = (
         {"weights": one["weights"], **one["settings"], **one["grid"]}
         for one in (found, record)

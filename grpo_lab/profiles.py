@@ -116,7 +116,7 @@ class RunSettings:
             raise LabError(
                 f"The learning rate is {self.learning_rate:g}, but it must "
                 "lie above 0 and below 1: at 0 or below the policy never "
-                "improves. Type for example LEARNING_RATES = [1e-5]."
+                "improves. Type a rate such as 1e-5."
             )
         if self.num_generations < 2:
             raise LabError(

@@ -347,15 +347,29 @@ def _check_sampling(trainer: GRPOTrainer, settings: RunSettings) -> None:
 
 
 def _check_lengths(trainer: GRPOTrainer, settings: RunSettings) -> None:
-    """The longest prompt and a full completion must fit the context."""
-    context = trainer.model.config.max_position_embeddings
     longest = longest_prompt(
         trainer.processing_class, trainer.train_dataset["prompt"]
     )
-    if longest + settings.max_completion_length > context:
+    check_context(trainer.model, longest, settings.max_completion_length)
+
+
+def check_context(
+    model: PreTrainedModel, longest: int, max_completion_length: int
+) -> None:
+    """The longest prompt and a full completion must fit the context.
+
+    Args:
+        model: the policy or its base model.
+        longest, max_completion_length: both in tokens.
+
+    Raises:
+        LabError: they don't; says how long a completion may be.
+    """
+    context = model.config.max_position_embeddings
+    if longest + max_completion_length > context:
         raise LabError(
             f"The longest prompt has {longest} tokens, and with "
-            f"MAX_COMPLETION_LENGTH = {settings.max_completion_length} that "
+            f"MAX_COMPLETION_LENGTH = {max_completion_length} that "
             f"is more than the model's context of {context}. Type "
             f"MAX_COMPLETION_LENGTH = {max(1, context - longest)} or less."
         )
@@ -600,7 +614,7 @@ class Recorder(TrainerCallback):
                     f"The {name} of step {row['step']} is {value}, so every "
                     "later step would be lost. A learning rate that is too "
                     "high is the usual cause, a reward function that "
-                    "returns no number the other: lower LEARNING_RATES, or "
+                    "returns no number the other: lower the rate, or "
                     "test the reward on a few completions."
                 )
 

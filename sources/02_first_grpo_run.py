@@ -211,6 +211,7 @@ from grpo_lab import evaluation, grid, training
 run = grid.open_run(settings, splits, COOKBOOK, output_dir / "run")
 policy, tokenizer = models.load_policy(settings.model, settings.load_in_4bit)
 longest = training.longest_prompt(tokenizer, splits.train["prompt"])
+training.check_context(policy, longest, settings.max_completion_length)
 grid.check_memory([settings], longest)
 print(f"{run.directory} can be used, and the run fits into memory.")
 
@@ -224,7 +225,7 @@ judging = {
     "batch_size": profile.eval_batch_size,
     "grader": evaluation.LATEX,
 }
-base_file = output_dir / "base.json"
+base_file = run.directory / "base.json"
 before = evaluation.Evaluation.load(base_file)
 if before is None:
     before = evaluation.evaluate(policy, tokenizer, splits.eval, **judging)

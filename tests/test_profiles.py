@@ -80,7 +80,7 @@ def test_a_profile_with_a_learners_own_values():
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"learning_rate": 0}, "LEARNING_RATES ="),
+        ({"learning_rate": 0}, "Type a rate such as"),
         ({"learning_rate": -1e-5}, "must lie above 0"),
         ({"learning_rate": float("nan")}, "must lie above 0"),
         ({"learning_rate": 1.0}, "below 1"),
