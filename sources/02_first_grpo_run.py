@@ -122,7 +122,8 @@ print(f"Profile {profile.name}, settings {SETTINGS}: {settings.short_model}")
 # ## The questions
 #
 # The answers are formulas, in LaTeX, so a plain comparison of numbers can't
-# grade them. Full and lite take 5 % of the train split of NuminaMath-TIR, and
+# grade them. Full and lite take 5 % of the train split of
+# [NuminaMath-TIR](https://huggingface.co/datasets/AI-MO/NuminaMath-TIR), and
 # hold out rows of its test split. Pocket makes short problems of the same form.
 
 # %%
@@ -148,8 +149,8 @@ figures.table(rows.head(2))
 # which is 5 rows; exercise 1 shows how little 5 rows can say.
 #
 # What the policy sees is a *prompt*: a system message in the manner of
-# DeepSeek-R1, which asks for thoughts and answer in tags of their own, then the
-# question.
+# [DeepSeek-R1](https://arxiv.org/abs/2501.12948), which asks for thoughts and
+# answer in tags of their own, then the question.
 
 # %%
 for message in splits.train[0]["prompt"]:
@@ -169,8 +170,8 @@ copied = (
 print(think_format_reward([copied]))
 
 # %% [markdown]
-# Full marks, for nothing. A reward for form can't tell; a prompt without such
-# an example gives nothing to copy.
+# 1.0 is all that this reward pays, here for nothing. A reward for form can't
+# tell; a prompt without such an example gives nothing to copy.
 #
 # ## The rewards
 #
@@ -357,11 +358,11 @@ REASONS = {
     ),
     "temperature": (
         "how varied the completions are",
-        "1 samples from the very policy that the gradient is of",
+        "1 is the policy itself, neither sharpened nor flattened",
     ),
     "beta": (
         "weight of a penalty for moving away from the base model",
-        "the run is short, and a reference model costs time",
+        "the run is short, and the base model's forward pass costs time",
     ),
 }
 
@@ -395,7 +396,7 @@ REASONS |= {
     ),
     "max_grad_norm": (
         "longest gradient that is taken as it is",
-        "one odd group can't throw the policy off",
+        "one odd group shall not throw the policy off",
     ),
 }
 
@@ -424,6 +425,8 @@ explained = pd.DataFrame(
         for name, (what, why) in REASONS.items()
     ]
 )
+same = explained["here"] == explained["as published"]
+explained.loc[same, "why ours differs"] = "the same"
 figures.table(explained)
 
 # %% [markdown]
@@ -620,7 +623,7 @@ def train_variant(name, rewards, every=None, **changes):
 # ### 1. A limit that is too short
 #
 # The recipe cuts completions at 64 tokens. Real problems need more for thoughts
-# and answer, so the answer is never reached, and whatever the policy does, it
+# and answer, so the answer is hardly ever reached, and what is cut before it
 # earns nothing. Where answers are shorter than that (pocket), the limit is put
 # at half the shortest answer in the form.
 
@@ -766,8 +769,26 @@ figures.answers_table(along[0], list(along.values())[-1])
 
 # %% [markdown]
 # No curve of the training shows this. Held-out accuracy does, and reading a
-# few completions does. [Lesson 1](01_rewards.ipynb) finds such faults before
-# the training.
+# few completions does. It could have been known before: `check_reward` of
+# [lesson 1](01_rewards.ipynb) writes right and wrong answers to some questions,
+# and looks at what they are paid.
+
+# %%
+from rewards import check_reward
+
+few = splits.train.select(range(min(5, len(splits.train))))
+faults = {}
+for name, rewards in (
+    ("cookbook pair", list(COOKBOOK)),
+    ("paid for effort", effort_reward),
+):
+    found = check_reward(rewards, few)
+    faults[name] = [verdict.name for verdict in found.failures]
+    print(f"{name}: {len(found.rows)} checks, failed: {faults[name]}")
+
+# %% [markdown]
+# A reward that pays a wrong answer as much as a right one can't teach what is
+# right.
 #
 # ## Exercises
 #
@@ -904,6 +925,7 @@ summary = {
     "too_short": short.metrics[columns].to_dict("records"),
     "refusals": refusals,
     "rises": rises,
+    "faults": faults,
 }
 write_json(output_dir / "results.json", summary)
 print(f"Written: {output_dir / 'results.json'}")

@@ -256,6 +256,8 @@ def test_the_first_run_shows_its_faults(first_run):
     assert cheat["reward"][1] > 1.5 * cheat["reward"][0]
     assert ours["accuracy"][1] > ours["accuracy"][0] == cheat["accuracy"][0]
     assert cheat["accuracy"][1] < cheat["accuracy"][0]
+    assert results["faults"]["cookbook pair"] == []
+    assert "pays for right" in results["faults"]["paid for effort"]
 
 
 def test_the_first_run_shows_what_it_promises(first_run):
