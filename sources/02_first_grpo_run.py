@@ -203,8 +203,9 @@ figures.reward_table(completions, r"So $\boxed{\frac{1}{2}}$.", COOKBOOK)
 #
 # ## The base model
 #
-# It is loaded in 4 bit and stays frozen. Before any training it answers the
-# held-out questions: without that there is nothing to compare with.
+# It stays frozen, and with our settings it is loaded in 4 bit. Before any
+# training it answers the held-out questions: without that there is nothing to
+# compare with.
 
 # %%
 from grpo_lab import evaluation, grid, training
@@ -768,8 +769,8 @@ _, along = judged["paid for effort"]
 figures.answers_table(along[0], list(along.values())[-1])
 
 # %% [markdown]
-# No curve of the training shows this. Held-out accuracy does, and reading a
-# few completions does. It could have been known before: `check_reward` of
+# The reward does not show this. Held-out accuracy does, and reading a few
+# completions does. It could have been known before: `check_reward` of
 # [lesson 1](01_rewards.ipynb) writes right and wrong answers to some questions,
 # and looks at what they are paid.
 
