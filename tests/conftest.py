@@ -18,6 +18,10 @@ import pytest  # noqa: E402
 
 from grpo_lab.profiles import RunSettings  # noqa: E402
 
+# A shell that starts the suite in the background has it ignore Ctrl-C, and
+# every child process would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 TINY = {
     "hidden_size": 64,
     "num_layers": 2,
