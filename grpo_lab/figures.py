@@ -501,17 +501,21 @@ def reward_and_accuracy(
 
 
 def answers_table(
-    before: Evaluation, after: Evaluation, count: int = 3
+    before: Evaluation,
+    after: Evaluation,
+    count: int = 3,
+    lost_first: bool = False,
 ) -> Styler:
     """Some questions, answered before and after training.
 
     Takes the first question that training turned from wrong to right, the
     first that it turned from right to wrong, if any, then others in order.
+    With `lost_first` the second of them comes first.
     """
     pairs = list(zip(before.answers, after.answers, strict=True))
     gained = [p for p in pairs if p[1].correct and not p[0].correct][:1]
     lost = [p for p in pairs if p[0].correct and not p[1].correct][:1]
-    shown = gained + lost
+    shown = lost + gained if lost_first else gained + lost
     shown += [p for p in pairs if p not in shown][: count - len(shown)]
     frame = pd.DataFrame(
         [

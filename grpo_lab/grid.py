@@ -734,11 +734,15 @@ def _lock(
 def _refuse_other_run(directory: Path, record: dict) -> None:
     _refuse_file(directory)
     found = read_json(directory / "settings.json")
-    there = directory.iterdir() if directory.exists() else []
-    begun = {path.name for path in there} - _OPENED
-    if found == record or not begun:
+    if found == record:
         return
-    if found is None:
+    there = directory.iterdir() if directory.exists() else []
+    # a kill may leave a file half written
+    begun = {path.name.removesuffix(".part") for path in there} - _OPENED
+    ours = isinstance(found, dict) and found.keys() == record.keys()
+    if not begun and (ours or found is None):
+        return
+    if not ours:
         raise LabError(
             f"{directory} holds files that are not of a run, and nothing is "
             "written among them. Choose another OUTPUT_DIR, an empty or a "

@@ -422,13 +422,15 @@ FIRST_RUN = {
 COOKBOOK_AS_PUBLISHED = {
     "learning_rate": 1e-5,
     "num_generations": 4,
-    # 8 in a forward pass, TRL's default, and 16 passes
-    "completions_per_step": 128,
-    "micro_batch": 8,
+    # In TRL 0.14.0 a batch counts prompts: 8 of them, its default, with 4
+    # completions each, and 16 such batches a step.
+    "completions_per_step": 512,
+    "micro_batch": 32,
     "max_steps": 0,
     "num_epochs": 1.0,
     "max_completion_length": 64,
     "temperature": 0.9,
+    "top_k": 50,
     "beta": 0.04,
     **COOKBOOK_ADAPTER,
     "lora_dropout": 0.1,
@@ -444,7 +446,8 @@ COOKBOOK_AS_PUBLISHED = {
 
 S. Paniego, "Post training an LLM for reasoning with GRPO in TRL", Open-Source
 AI Cookbook (2025); what it leaves to TRL 0.14.0 and transformers 4.47.1, the
-versions that it names, is their default.
+versions that it names, is their default. Not to be had with today's TRL: the
+loss averaged for each completion, and prompts cut at 128 tokens.
 """
 
 

@@ -161,6 +161,7 @@ def build_trainer(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     progress: Progress | None = None,
+    callbacks: Sequence[TrainerCallback] = (),
 ) -> GRPOTrainer:
     """A trainer for one run, checked and ready for `train`.
 
@@ -174,6 +175,7 @@ def build_trainer(
             adapter and must not be used for another run.
         tokenizer: its tokenizer.
         progress: called after each optimiser step.
+        callbacks: further ones, such as `Snapshots`.
 
     Raises:
         LabError: the settings would train without learning; see `check`.
@@ -189,6 +191,10 @@ def build_trainer(
         peft_config=lora_config(settings),
     )
     prepare(trainer)
+    for callback in callbacks:
+        trainer.add_callback(callback)
+    # Last, for it marks a checkpoint as complete, after which nothing of its
+    # step is done again.
     limit = FailureLimit(settings.max_failed_share)
     trainer.add_callback(Recorder(run_dir, rewards, progress, limit))
     check(trainer, settings)

@@ -2,15 +2,15 @@
 # # 2. A first GRPO run, everything visible
 #
 # One model, one run, nothing hidden: you see the questions, the adapter, the
-# rewards, every setting with the reason for its value, the curves, and at the
+# rewards, the settings with the reasons for their values, the curves, and at the
 # end what the policy that you have just trained can do that the base model
 # could not. Then you run what goes wrong most often, and see how it looks.
 #
 # **What you will learn**
 #
 # - how a run is put together: questions, adapter, rewards, settings, trainer;
-# - what each setting does, what value a well-known recipe gives it, and why
-#   ours differs;
+# - what the settings do, what values a well-known recipe gives them, and why
+#   ours differ;
 # - how to judge the policy that was trained, and not another: on held-out
 #   questions, against its base model, with intervals;
 # - how a run looks that can't learn, and one that learns to cheat.
@@ -95,6 +95,7 @@ OUTPUT_DIR: str = "runs/02_first_grpo_run"  # every file is written below it
 # From these few values follows everything else.
 
 # %%
+from dataclasses import replace
 from pathlib import Path
 
 from grpo_lab import models, parameters, profiles
@@ -115,6 +116,8 @@ overrides = {
 }
 given = {name: value for name, value in overrides.items() if value}
 settings = profiles.first_run(profile, SETTINGS, MODEL, seed=SEED, **given)
+short_steps = SHORT_STEPS or profile.short_steps
+cheat_settings = replace(settings, max_steps=short_steps)
 output_dir = Path(OUTPUT_DIR)
 print(f"Profile {profile.name}, settings {SETTINGS}: {settings.short_model}")
 
@@ -127,11 +130,12 @@ print(f"Profile {profile.name}, settings {SETTINGS}: {settings.short_model}")
 # hold out rows of its test split. Pocket makes short problems of the same form.
 
 # %%
-from grpo_lab import data, figures
+from grpo_lab import data, figures, prompts
 
 splits = data.load_splits(
     DATA or profile.data,
     path=DATA_PATH,
+    system_prompt=prompts.THINK_PROMPT,
     train_rows=TRAIN_ROWS or profile.train_rows,
     eval_rows=EVAL_ROWS or profile.eval_rows,
     seed=SEED,
@@ -294,8 +298,6 @@ keeping = {
 # %%
 from trl import GRPOConfig
 
-from grpo_lab import prompts
-
 arguments = GRPOConfig(
     **keeping,
     # what is rolled out
@@ -361,6 +363,10 @@ REASONS = {
         "how varied the completions are",
         "1 is the policy itself, neither sharpened nor flattened",
     ),
+    "top_k": (
+        "how many of the likeliest tokens are sampled from; 0: all",
+        "what is never sampled is never learned",
+    ),
     "beta": (
         "weight of a penalty for moving away from the base model",
         "the run is short, and the base model's forward pass costs time",
@@ -389,11 +395,19 @@ REASONS |= {
     ),
     "load_in_4bit": (
         "whether the base model is stored in 4 bit",
-        "the weights take about a quarter of the memory",
+        "the weights take less than half of the memory",
     ),
     "warmup_share": (
         "share of the steps in which the rate grows",
         "Adam's first steps know little of the gradient",
+    ),
+    "weight_decay": (
+        "pull of the adapter's weights towards 0",
+        "what does not pay fades",
+    ),
+    "adam_beta2": (
+        "how long Adam remembers the size of gradients",
+        "a short run has little to remember",
     ),
     "max_grad_norm": (
         "longest gradient that is taken as it is",
@@ -434,7 +448,9 @@ figures.table(explained)
 # Some of the published values are defaults of TRL 0.14.0, the release that
 # the recipe names. To train with them, set `SETTINGS = "published"` and
 # another `OUTPUT_DIR`, and compare the two executed notebooks. Rewards, prompt
-# and evaluation stay ours, so that the settings alone make the difference.
+# and evaluation stay ours, so that the settings alone make the difference. Two
+# things of that release can't be had back: it averaged the loss for each
+# completion by itself, and cut prompts at a length.
 #
 # ## The trainer
 
@@ -488,13 +504,13 @@ training.check(trainer, settings)
 # > **"The loss is about 0, is it broken?"** No: advantages add up to 0 in each
 # > group. The gradient is what trains. Watch the reward.
 #
-# Out of memory? Lower `MICRO_BATCH` first, then `MAX_COMPLETION_LENGTH`. You
-# may interrupt at any time: run the notebook again with the same `OUTPUT_DIR`,
-# and it goes on from the last step.
+# Out of memory? Lower `MICRO_BATCH` first, then `MAX_COMPLETION_LENGTH`, and
+# take another `OUTPUT_DIR`, since that is another run. You may interrupt at any
+# time: run the notebook again as it is, and it goes on from the last step.
 
 # %%
 training.train(trainer)
-trainer.save_model(str(run.adapter))
+trainer.model.save_pretrained(run.adapter)
 print(f"{len(run.metrics)} steps in {run.seconds:.0f} s")
 print(f"{run.peak_memory_gib:.1f} GiB of memory at most")
 
@@ -530,7 +546,7 @@ print(".venv/bin/tensorboard --host localhost --logdir", run.directory)
 # %%
 from peft import PeftModel
 
-del trainer, policy
+trainer = policy = None  # their memory can be used again
 models.free_memory()
 base, tokenizer = models.load_policy(settings.model, settings.load_in_4bit)
 trained = PeftModel.from_pretrained(base, run.adapter)
@@ -547,9 +563,9 @@ figures.comparison_table(before, after)
 # *right answers* before you say that the policy got better at it. Time per
 # answer is for answers in batches.
 #
-# Numbers say how many; text says what. The first row is a question that the
-# training turned from wrong to right; if there is one that it turned from right
-# to wrong, it comes second.
+# Numbers say how many; text says what. First comes a question that the training
+# turned from wrong to right, if there is one, then one that it turned from
+# right to wrong, if there is one.
 
 # %%
 figures.answers_table(before, after)
@@ -561,10 +577,10 @@ figures.answers_table(before, after)
 # %%
 from grpo_lab.pocket import target
 
-on_target = profile.name == "pocket" and SETTINGS == "ours" and not MODEL
+on_target = settings.model == "pocket-qwen" and SETTINGS == "ours"
 if on_target:
-    print("Target: form and accuracy both rise on held-out questions, one of")
-    print("them with its interval above 0.")
+    print("Target: neither form nor accuracy falls on held-out questions, and")
+    print("at least one of them rises with its interval above 0.")
     shares = dict.fromkeys(["gain", "gain_low", "gain_high"], "{:+.1%}")
     figures.show(target.check_first_run(before, after), shares)
 else:
@@ -583,12 +599,16 @@ for file in sorted(run.adapter.glob("adapter*")):
 # %% [markdown]
 # To push it to the Hub, log in once in a terminal (`.venv/bin/hf auth login`;
 # a token never belongs into a notebook), write the name below and run the
-# cell. It is no parameter, so no batch job ever pushes anything.
+# cell. It is no parameter, so no batch job ever pushes anything. (The adapter of
+# a pocket model is of no use elsewhere: its base model is not on the Hub.)
 
 # %%
+from huggingface_hub import HfApi
+
 hub_name = ""  # such as "your-name/my-first-grpo-run"
 if hub_name:
-    trained.push_to_hub(hub_name, private=True)
+    HfApi().create_repo(hub_name, private=True, exist_ok=True)
+    HfApi().upload_folder(repo_id=hub_name, folder_path=run.adapter)
     print(f"Pushed to {hub_name}, private.")
 else:
     print("Nothing was pushed.")
@@ -599,23 +619,17 @@ else:
 # Four faults, each run for you to see. First a helper: it trains the run once
 # more from the base model, with something changed.
 
+
 # %%
-from dataclasses import replace
-
-del trained, base
-models.free_memory()
-
-
-def train_variant(name, rewards, every=None, **changes):
-    changed = replace(settings, **changes)
+def train_variant(name, rewards, changed, callbacks=()):
+    models.free_memory()
     folder = output_dir / "variants" / name
     variant = grid.open_run(changed, splits, rewards, folder)
     policy, tokenizer = models.load_policy(changed.model, changed.load_in_4bit)
     trainer = training.build_trainer(
-        changed, splits.train, rewards, folder, policy, tokenizer
-    )
-    if every:
-        trainer.add_callback(training.Snapshots(every))
+        changed, splits.train, rewards, folder, policy, tokenizer,
+        callbacks=callbacks,
+    )  # fmt: skip
     training.train(trainer)
     return variant
 
@@ -630,10 +644,10 @@ def train_variant(name, rewards, every=None, **changes):
 
 # %%
 lengths = [answer.tokens for answer in after.answers if answer.tagged]
-limit = min([64, *(length // 2 for length in lengths)])
-short = train_variant(
-    "too_short", COOKBOOK, max_completion_length=limit, max_steps=3
-)
+longest = min([64, settings.max_completion_length, *lengths])
+limit = 64 if longest == 64 else max(1, longest // 2)
+too_short = replace(settings, max_completion_length=limit, max_steps=3)
+short = train_variant("too_short", COOKBOOK, too_short)
 columns = ["step", "truncated_share", "think_format_reward"]
 columns += ["accuracy_reward", "zero_spread_share"]
 print(f"Limit: {limit} tokens")
@@ -701,11 +715,11 @@ except RewardError as error:
 # ### 4. A reward that can be cheated
 #
 # It sounds reasonable: good answers need thought, so pay for thoughts. Here is
-# such a reward: a hundredth for each character between the tags, 1.0 at most.
+# such a reward: a hundredth for each character after `<think>`, up to
+# `</think>` or the end, 1.0 at most.
 
 # %%
-del trainer, policy
-models.free_memory()
+trainer = policy = None  # their memory can be used again
 
 
 def effort_reward(completions, **kwargs):
@@ -716,13 +730,8 @@ def effort_reward(completions, **kwargs):
     return [min(1.0, len(thought) / 100) for thought in thoughts]
 
 
-short_steps = SHORT_STEPS or profile.short_steps
-cheat = train_variant(
-    "effort",
-    [effort_reward],
-    every=max(1, short_steps // 4),
-    max_steps=short_steps,
-)
+snapshots = training.Snapshots(every=max(1, short_steps // 4))
+cheat = train_variant("effort", [effort_reward], cheat_settings, [snapshots])
 
 # %% [markdown]
 # Now the reward of this run and that of ours, each as a multiple of what it was
@@ -761,12 +770,13 @@ for name, (one, along) in judged.items():
     print(f"accuracy {able[0]:.0%} to {able[1]:.0%}")
 
 # %% [markdown]
-# **What you should see**: both rewards climb, and only one of them takes accuracy
-# along. And this is what better paid thoughts look like:
+# **What you should see** (on pocket; larger models were not run): both rewards
+# climb, and only one of them takes accuracy along. And this is what better paid
+# thoughts look like:
 
 # %%
 _, along = judged["paid for effort"]
-figures.answers_table(along[0], list(along.values())[-1])
+figures.answers_table(along[0], list(along.values())[-1], lost_first=True)
 
 # %% [markdown]
 # The reward does not show this. Held-out accuracy does, and reading a few
@@ -883,8 +893,8 @@ assert 0 < paid[0] < paid[1] and paid[2:] == [0, 0]
 #   not seen, against its base model, with intervals.
 # - A reward curve can climb while the policy gets worse. Only held-out accuracy
 #   and reading tell.
-# - A limit that is too short, a lost column or a group of one cost a run before
-#   it starts; look at the first steps.
+# - A limit that is too short gives no error and no learning: look at the first
+#   steps.
 #
 # **Next**: which model, which learning rate?
 # [3. A grid search](03_grid_search.ipynb) tries several. Symptoms and their
@@ -920,7 +930,11 @@ summary = {
     "settings": settings.to_dict(),
     "before": figures_of(before),
     "after": figures_of(after),
-    "target": target.check_first_run(before, after).to_dict("records"),
+    "target": (
+        target.check_first_run(before, after).to_dict("records")
+        if on_target
+        else []
+    ),
     "training_seconds": run.seconds,
     "peak_memory_gib": run.peak_memory_gib,
     "too_short": short.metrics[columns].to_dict("records"),

@@ -328,6 +328,14 @@ def test_the_live_table_bears_a_reward_that_did_not_apply(live):
     assert "1/1" in pages[-1]
 
 
+def test_what_was_lost_can_come_first():
+    before, after = graded("-+++"), graded("+-++")
+    [first, *_] = figures.answers_table(before, after).data["question"]
+    assert first == "question 0"
+    lost = figures.answers_table(before, after, lost_first=True).data
+    assert list(lost["question"])[:2] == ["question 1", "question 0"]
+
+
 # --- One run ----------------------------------------------------------------
 
 

@@ -772,6 +772,23 @@ def test_another_runs_directory_is_left_alone(quick, tiny_splits, tmp_path):
     assert files_of(folder) == before
 
 
+def test_a_first_start_that_was_killed_can_be_done_again(
+    quick, tiny_splits, tmp_path
+):
+    (tmp_path / "settings.json.part").write_text("{")
+    grid.open_run(quick, tiny_splits, [variety], tmp_path)
+
+
+@pytest.mark.parametrize("text", ['{"mine": 1}', "[1]"])
+def test_settings_of_something_else_are_left_alone(
+    quick, tiny_splits, tmp_path, text
+):
+    (tmp_path / "settings.json").write_text(text)
+    with pytest.raises(LabError, match="files that are not of a run"):
+        grid.open_run(quick, tiny_splits, [variety], tmp_path)
+    assert (tmp_path / "settings.json").read_text() == text
+
+
 def test_a_run_takes_no_strange_directory(quick, tiny_splits, tmp_path):
     (tmp_path / "thesis.txt").write_text("years of work")
     before = files_of(tmp_path)

@@ -278,6 +278,9 @@ def test_the_published_values_can_be_run(tmp_path):
     """Two steps of them: other settings, and the lesson still holds."""
     small = {"SETTINGS": "published", "MAX_STEPS": "2", "SHORT_STEPS": "2"}
     small |= {"EVAL_ROWS": "20", "TRAIN_ROWS": "64"}
+    small |= {"COMPLETIONS_PER_STEP": "64", "MICRO_BATCH": "32"}
+    # number golds and their own prompt: the lesson's tags stay
+    small |= {"DATA": "pocket"}
     options = [word for item in small.items() for word in ("-p", *item)]
     output = tmp_path / "02"
     done = run_lesson(
@@ -289,3 +292,12 @@ def test_the_published_values_can_be_run(tmp_path):
     assert (used["learning_rate"], used["lora_dropout"]) == (1e-5, 0.1)
     assert used["target_modules"] == ["q_proj", "v_proj"]
     assert (used["load_in_4bit"], used["num_generations"]) == (False, 4)
+    assert results["target"] == []
+    notebook = nbformat.read(next(output.glob("*.ipynb")), as_version=4)
+    printed = [
+        out.get("text", "")
+        for cell in notebook.cells
+        if cell.cell_type == "code"
+        for out in cell.outputs
+    ]
+    assert any("between <think> and" in text for text in printed)

@@ -204,11 +204,11 @@ def test_the_cookbooks_values_as_published():
     run = profiles.first_run(profiles.FIRST_RUN["lite"], "published")
     assert run.learning_rate == 1e-5
     assert (run.num_generations, run.max_completion_length) == (4, 64)
-    assert (run.micro_batch, run.accumulation_steps) == (8, 16)
-    assert (run.num_epochs, run.steps(3622)) == (1, 113)
+    assert (run.prompts_per_step, run.accumulation_steps) == (8 * 16, 16)
+    assert (run.num_epochs, run.steps(3622)) == (1, 28)
     assert (run.lora_r, run.lora_alpha, run.lora_dropout) == (8, 32, 0.1)
     assert run.target_modules == ("q_proj", "v_proj")
-    assert (run.temperature, run.beta) == (0.9, 0.04)
+    assert (run.temperature, run.top_k, run.beta) == (0.9, 50, 0.04)
     assert (run.load_in_4bit, run.warmup_share) == (False, 0)
     assert run.model == "Qwen/Qwen2-0.5B-Instruct"
 

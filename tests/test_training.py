@@ -44,13 +44,15 @@ def build(tiny_splits, tmp_path):
         run_dir=tmp_path,
         progress=None,
         rows=tiny_splits.train,
+        callbacks=(),
     ):
         model, tokenizer = models.load_policy(
             settings.model, settings.load_in_4bit
         )
         return training.build_trainer(
-            settings, rows, rewards, run_dir, model, tokenizer, progress
-        )
+            settings, rows, rewards, run_dir, model, tokenizer, progress,
+            callbacks,
+        )  # fmt: skip
 
     return build
 
@@ -698,8 +700,10 @@ def test_a_run_that_can_grade_little_is_stopped(
 
 def test_snapshots_keep_the_adapter_of_their_step(build, quick, tmp_path):
     """Of every second step, whole, and as it was then."""
-    trainer = build(quick)
-    trainer.add_callback(training.Snapshots(every=2))
+    trainer = build(quick, callbacks=[training.Snapshots(every=2)])
+    names = [type(one).__name__ for one in trainer.callback_handler.callbacks]
+    # A step that is marked complete must have its snapshot.
+    assert names.index("Snapshots") < names.index("Recorder")
     seen = {}
 
     class Look(TrainerCallback):
