@@ -446,8 +446,9 @@ COOKBOOK_AS_PUBLISHED = {
 
 S. Paniego, "Post training an LLM for reasoning with GRPO in TRL", Open-Source
 AI Cookbook (2025); what it leaves to TRL 0.14.0 and transformers 4.47.1, the
-versions that it names, is their default. Not to be had with today's TRL: the
-loss averaged for each completion, and prompts cut at 128 tokens.
+versions that it names, is their default. Two things differ all the same: the
+recipe cuts prompts at 128 tokens, and in its loss each completion weighs the
+same.
 """
 
 

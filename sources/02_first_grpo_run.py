@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 2. A first GRPO run, everything visible
 #
-# One model, one run, nothing hidden: you see the questions, the adapter, the
-# rewards, the settings with the reasons for their values, the curves, and at the
-# end what the policy that you have just trained can do that the base model
+# One model, one run, in the open: you see the questions, the adapter, the
+# rewards, the settings with the reasons for their values, the curves, and
+# finally what the policy that you have just trained can do that the base model
 # could not. Then you run what goes wrong most often, and see how it looks.
 #
 # **What you will learn**
@@ -36,9 +36,10 @@
 #
 # The story is that of the GRPO recipe in Hugging Face's
 # [Open-Source AI Cookbook](https://huggingface.co/learn/cookbook/fine_tuning_llm_grpo_trl)
-# (S. Paniego, 2025): its data, its model (full takes the larger sibling,
-# pocket an embedded one) and rewards of the same meaning. Its values stay
-# within reach: `SETTINGS = "published"` runs them.
+# (S. Paniego, 2025): its data and its model (full takes the larger sibling;
+# pocket's are embedded), a reward for the form and one for the answer. Theirs
+# read less carefully: `rewards.published` has them. Its values stay within reach:
+# `SETTINGS = "published"` runs them, on pocket for 3 steps, too few to learn.
 
 # %% [markdown]
 # ## Set-up
@@ -241,7 +242,7 @@ print(f"Right: {before.accuracy:.1%}, 95 % interval {low:.0%} to {high:.0%}")
 print(f"In the form: {before.tagged_share:.1%}")
 
 # %% [markdown]
-# An answer counts as right here wherever it stands, in tags or not: learning
+# The final answer counts here, in tags or not: learning
 # the form alone is no gain in accuracy. *In the form* is the format reward,
 # on the same answers.
 #
@@ -447,10 +448,11 @@ figures.table(explained)
 # %% [markdown]
 # Some of the published values are defaults of TRL 0.14.0, the release that
 # the recipe names. To train with them, set `SETTINGS = "published"` and
-# another `OUTPUT_DIR`, and compare the two executed notebooks. Rewards, prompt
-# and evaluation stay ours, so that the settings alone make the difference. Two
-# things of that release can't be had back: it averaged the loss for each
-# completion by itself, and cut prompts at a length.
+# another `OUTPUT_DIR`, and compare the two executed notebooks. Rewards and prompt
+# stay ours. The limit on tokens and the precision are also those of the
+# evaluation, so compare the gains, not the accuracies. Two things differ all the
+# same: the recipe cuts prompts at 128 tokens, and in its loss each completion
+# weighs the same (TRL's `loss_type="grpo"`), where ours lets each token do so.
 #
 # ## The trainer
 
@@ -495,14 +497,18 @@ training.check(trainer, settings)
 # %% [markdown]
 # ## Train
 #
-# The table above fills in while this cell runs.
+# The table above fills in while the next cell runs. (Where a finished run is
+# opened again, it stays empty.)
 #
-# **What you should see**: the format is learned first, since a few tokens
-# decide it. Accuracy follows, more slowly: it can rise only where the policy
-# samples a right answer at least sometimes.
+# **What you should see** (on pocket; full and lite were not run): the format is
+# learned first, since a few tokens decide it. The accuracy reward rises with it,
+# because a right answer is paid only inside the tags. Solving rises more slowly,
+# and only where the policy samples a right answer at least sometimes; the
+# held-out accuracy below tells the two apart.
 #
 # > **"The loss is about 0, is it broken?"** No: advantages add up to 0 in each
-# > group. The gradient is what trains. Watch the reward.
+# > group, so the loss says only whether the better completions were longer (below
+# > 0) or shorter. The gradient is what trains. Watch the reward.
 #
 # Out of memory? Lower `MICRO_BATCH` first, then `MAX_COMPLETION_LENGTH`, and
 # take another `OUTPUT_DIR`, since that is another run. You may interrupt at any
@@ -572,7 +578,8 @@ figures.answers_table(before, after)
 
 # %% [markdown]
 # The pocket model was made so that a reader without a GPU sees real learning.
-# Whether it shows it is checked here, not promised.
+# Whether it shows it is checked here, not promised. (What it learns is narrow:
+# mostly the sign in equations such as $x + 3 = 22$.)
 
 # %%
 from grpo_lab.pocket import target
@@ -616,7 +623,7 @@ else:
 # %% [markdown]
 # ## What to watch out for
 #
-# Four faults, each run for you to see. First a helper: it trains the run once
+# Four faults, each shown. First a helper: it trains the run once
 # more from the base model, with something changed.
 
 
@@ -655,7 +662,7 @@ figures.table(short.metrics[columns], dict.fromkeys(columns[1:], "{:.2f}"))
 
 # %% [markdown]
 # **What you should see**: nearly all completions cut, no reward, no group with
-# any spread. Nothing in this run says "error"; it could go on so for hours.
+# any spread. Nothing in this run says "error", and nothing is learned.
 #
 # ### 2. One completion per prompt
 #
@@ -684,7 +691,7 @@ for who, words in refusals.items():
 #
 # The trainers of transformers drop the columns that the model can't take. The
 # gold is such a column, and a reward needs it. For GRPO the switch is off; here
-# it is on.
+# it is on. (The recipe has to switch it off by hand.)
 
 # %%
 from rewards import RewardError
@@ -779,7 +786,8 @@ _, along = judged["paid for effort"]
 figures.answers_table(along[0], list(along.values())[-1], lost_first=True)
 
 # %% [markdown]
-# The reward does not show this. Held-out accuracy does, and reading a few
+# Look at the tags: `<think>` again and again, which is paid like thought. The
+# reward does not show this. Held-out accuracy does, and reading a few
 # completions does. It could have been known before: `check_reward` of
 # [lesson 1](01_rewards.ipynb) writes right and wrong answers to some questions,
 # and looks at what they are paid.
@@ -798,8 +806,8 @@ for name, rewards in (
     print(f"{name}: {len(found.rows)} checks, failed: {faults[name]}")
 
 # %% [markdown]
-# A reward that pays a wrong answer as much as a right one can't teach what is
-# right.
+# *Pays for right* fails: a wrong answer gets as much as a right one, and rewards
+# whose sum does that can't teach what is right.
 #
 # ## Exercises
 #
@@ -891,8 +899,8 @@ assert 0 < paid[0] < paid[1] and paid[2:] == [0, 0]
 #   reason, and a published value is not one.
 # - Judge the policy that you trained, from its files, on questions that it has
 #   not seen, against its base model, with intervals.
-# - A reward curve can climb while the policy gets worse. Only held-out accuracy
-#   and reading tell.
+# - A reward curve can climb while the policy gets worse. Held-out accuracy and
+#   reading tell; `check_reward` would have told before.
 # - A limit that is too short gives no error and no learning: look at the first
 #   steps.
 #
