@@ -344,8 +344,8 @@ assert in_force.equals(training.values_in_force(built))
 REASONS = {
     "learning_rate": (
         "size of a step of the optimiser",
-        "an adapter bears a higher rate than all weights; a tiny model "
-        "needs a much higher one",
+        "a short run has to move faster, a tiny model much faster "
+        "(not tuned on a GPU)",
     ),
     "num_generations": (
         "completions per prompt: the group that is compared",
@@ -353,7 +353,7 @@ REASONS = {
     ),
     "completions_per_step": (
         "completions that one step learns from",
-        "more, but smaller steps in the same time",
+        "more steps, each from fewer completions",
     ),
     "max_completion_length": (
         "tokens that a completion may have",
@@ -396,7 +396,7 @@ REASONS |= {
     ),
     "load_in_4bit": (
         "whether the base model is stored in 4 bit",
-        "the weights take less than half of the memory",
+        "the weights shrink to less than half of their 16 bit",
     ),
     "warmup_share": (
         "share of the steps in which the rate grows",
@@ -404,15 +404,15 @@ REASONS |= {
     ),
     "weight_decay": (
         "pull of the adapter's weights towards 0",
-        "what does not pay fades",
+        "hardly felt in so few steps",
     ),
     "adam_beta2": (
         "how long Adam remembers the size of gradients",
-        "a short run has little to remember",
+        "0.999 looks back about 1000 steps, 0.99 about 100",
     ),
     "max_grad_norm": (
         "longest gradient that is taken as it is",
-        "one odd group shall not throw the policy off",
+        "so that one odd group can't throw the policy off",
     ),
 }
 
@@ -651,8 +651,8 @@ def train_variant(name, rewards, changed, callbacks=()):
 
 # %%
 lengths = [answer.tokens for answer in after.answers if answer.tagged]
-longest = min([64, settings.max_completion_length, *lengths])
-limit = 64 if longest == 64 else max(1, longest // 2)
+shortest = min([64, settings.max_completion_length, *lengths])
+limit = 64 if shortest == 64 else max(1, shortest // 2)
 too_short = replace(settings, max_completion_length=limit, max_steps=3)
 short = train_variant("too_short", COOKBOOK, too_short)
 columns = ["step", "truncated_share", "think_format_reward"]
