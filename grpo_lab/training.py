@@ -234,14 +234,15 @@ def prepare(trainer: GRPOTrainer) -> None:
     TRL casts the adapters of a quantised model to bfloat16. A rate of 5e-6
     then changes about one weight in seventy, the rest is rounded away, and
     with float16 the gradient scaler crashes; so they go back to float32.
-    Also adds the guard that watches whether the adapters move, and the right
-    order of questions after a resume.
+    Also adds the guard that watches whether the adapters move, and after a
+    resume the right order of questions and the right learning rate.
     """
     for parameter in trainer.model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
     trainer.add_callback(AdapterGuard())
     trainer.add_callback(QuestionOrder())
+    trainer.add_callback(RateInForce())
     # It prints every metric of every step; `metrics.csv` has them all.
     trainer.remove_callback(PrinterCallback)
 
@@ -530,6 +531,29 @@ class QuestionOrder(TrainerCallback):
             next(iter(train_dataloader.batch_sampler.sampler))
 
 
+class RateInForce(TrainerCallback):
+    """Sees that the learning rate of the settings is the one that trains.
+
+    A checkpoint brings its optimiser and its schedule along, and with them
+    the rate of the run that wrote it, whatever the new settings say.
+    """
+
+    def on_train_begin(
+        self, args, state, control, optimizer=None, lr_scheduler=None, **kwargs
+    ) -> None:
+        """Set the rate in the optimiser and in the schedule."""
+        schedule = getattr(lr_scheduler, "scheduler", lr_scheduler)
+        count = len(schedule.base_lrs)
+        schedule.base_lrs = [args.learning_rate] * count
+        rates = [
+            args.learning_rate * factor(schedule.last_epoch)
+            for factor in schedule.lr_lambdas
+        ]
+        schedule._last_lr = rates
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["initial_lr"], group["lr"] = args.learning_rate, rate
+
+
 class Recorder(TrainerCallback):
     """Writes each step to `metrics.csv` and TensorBoard, and stops on NaN.
 
@@ -716,6 +740,56 @@ def train(trainer: GRPOTrainer) -> None:
             set_peft_model_state_dict(trainer.model, weights)
             return
     trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
+
+
+def take_over(checkpoint: Path, arguments: GRPOConfig) -> None:
+    """Let a new run begin where a checkpoint of another one stands.
+
+    It gets that run's adapter, the moments of its optimiser and its step.
+    Its learning rate, its beta and its seed are its own; the random state is
+    left behind, so that the two runs do not write the same completions.
+
+    Args:
+        checkpoint: of a run with adapters of the same shape. It is copied,
+            for that run may go on and keep the last two only.
+        arguments: the new run's, from `grpo_config`; its `train` goes on
+            from the copy.
+    """
+    folder = Path(arguments.output_dir) / checkpoint.name
+    if (folder / COMPLETE).exists():
+        return
+    part = folder.with_name(f"part-{checkpoint.name}")
+    shutil.rmtree(part, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    without = shutil.ignore_patterns("rng_state*.pth", COMPLETE)
+    shutil.copytree(checkpoint, part, ignore=without)
+    write_json(part / COMPLETE, _learned(arguments))
+    part.rename(folder)
+
+
+def prolong(trainer: GRPOTrainer) -> None:
+    """Let a run go on for more steps than it was meant to have.
+
+    Args:
+        trainer: from `build_trainer`, with the settings of the run but for
+            `max_steps`, and a rate that does not depend on these.
+
+    Raises:
+        LabError: the learning rate depends on the number of steps.
+    """
+    checkpoint = last_checkpoint(trainer.args.output_dir)
+    if checkpoint is None:
+        return
+    if trainer.args.lr_scheduler_type != SCHEDULERS["constant"]:
+        raise LabError(
+            "Only a run with a constant learning rate can be prolonged: "
+            f"with {trainer.args.lr_scheduler_type} every step so far had "
+            "the rate of a shorter run. Start a new run with more steps."
+        )
+    mark = read_json(checkpoint / COMPLETE)
+    steps = {"max_steps": str(trainer.args.max_steps)}
+    if mark | steps != mark:
+        write_json(checkpoint / COMPLETE, mark | steps)
 
 
 def _learned(arguments: GRPOConfig) -> dict[str, str]:

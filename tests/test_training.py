@@ -638,6 +638,117 @@ def test_another_learning_rate_does_not_go_on(build, quick, tiny_qwen):
     training.train(build(quick))
 
 
+def test_a_run_in_parts_equals_a_whole_one(build, tiny_qwen, tmp_path):
+    """Two steps, prolonged to three, then to five: bit for bit the same."""
+    values = {"micro_batch": 2, "lr_scheduler": "constant"}
+    values["warmup_share"] = 0.0
+    whole = build(
+        quick_settings(tiny_qwen, max_steps=5, **values),
+        run_dir=tmp_path / "whole",
+    )
+    training.train(whole)
+    for steps in (2, 3, 5):
+        settings = quick_settings(tiny_qwen, max_steps=steps, **values)
+        part = build(settings, run_dir=tmp_path / "parts")
+        training.prolong(part)
+        training.train(part)
+    found = pd.DataFrame(rows_of(tmp_path / "parts"))
+    expected = pd.DataFrame(rows_of(tmp_path / "whole"))
+    pd.testing.assert_frame_equal(found[SAME], expected[SAME])
+    for name, tensor in adapters(whole).items():
+        assert torch.equal(tensor, adapters(part)[name]), name
+
+
+def test_a_rate_that_depends_on_the_length_is_not_prolonged(
+    build, quick, tiny_qwen
+):
+    training.train(build(quick))
+    longer = build(quick_settings(tiny_qwen, max_steps=4))
+    with pytest.raises(LabError, match="constant learning rate"):
+        training.prolong(longer)
+
+
+class Rates(TrainerCallback):
+    """Notes the rate that each step is really taken with."""
+
+    def __init__(self):
+        self.seen = []
+
+    def on_pre_optimizer_step(
+        self, args, state, control, optimizer=None, **kwargs
+    ):
+        self.seen.append(optimizer.param_groups[0]["lr"])
+
+
+@pytest.mark.parametrize("scheduler", ["constant", "linear"])
+def test_a_taken_over_run_trains_at_its_own_rate(
+    build, tiny_qwen, tmp_path, scheduler
+):
+    """Trap 7: in the optimiser and in the schedule, at every step."""
+    values = {"max_steps": 6, "warmup_share": 0.0, "lr_scheduler": scheduler}
+    parent = build(
+        quick_settings(tiny_qwen, **values),
+        run_dir=tmp_path / "parent",
+        progress=stop_after(3),
+    )
+    with pytest.raises(Stop):
+        training.train(parent)
+    checkpoint = training.last_checkpoint(tmp_path / "parent")
+    other = {"learning_rate": 3e-4, "beta": 0.02, "seed": 7}
+    rates = Rates()
+    child = build(
+        quick_settings(tiny_qwen, **values, **other),
+        run_dir=tmp_path / "child",
+        callbacks=[rates],
+    )
+    training.take_over(checkpoint, child.args)
+    before = load_file(checkpoint / "adapter_model.safetensors")
+    training.train(child)
+    factors = {"constant": [1, 1, 1, 1], "linear": [4, 3, 2, 1]}[scheduler]
+    least = 1 if scheduler == "constant" else 6
+    expected = [3e-4 * factor / least for factor in factors]
+    assert rates.seen == pytest.approx(expected)
+    rows = rows_of(tmp_path / "child")
+    assert [row["step"] for row in rows] == [3, 4, 5, 6]
+    assert all(row["kl"] is not None for row in rows)
+    started = load_file(
+        training.last_checkpoint(tmp_path / "child")
+        / "adapter_model.safetensors"
+    )
+    assert before.keys() == started.keys()
+    # and the moments of the optimiser came along: six steps, not four
+    [step] = {int(state["step"]) for state in child.optimizer.state.values()}
+    assert step == 6
+
+
+def test_a_child_writes_other_completions_than_its_parent(
+    build, tiny_qwen, tmp_path
+):
+    """Else a copy would repeat its parent's steps to the bit."""
+    values = {"lr_scheduler": "constant", "warmup_share": 0.0}
+    training.train(
+        build(
+            quick_settings(tiny_qwen, max_steps=2, **values),
+            run_dir=tmp_path / "parent",
+        )
+    )
+    checkpoint = training.last_checkpoint(tmp_path / "parent")
+    rewards = {}
+    for name, seed in (("child", 43), ("again", 43), ("parent", 42)):
+        trainer = build(
+            quick_settings(tiny_qwen, max_steps=5, seed=seed, **values),
+            run_dir=tmp_path / name,
+        )
+        if name == "parent":
+            training.prolong(trainer)
+        else:
+            training.take_over(checkpoint, trainer.args)
+        training.train(trainer)
+        rows = rows_of(tmp_path / name)
+        rewards[name] = [r["reward"] for r in rows if r["step"] > 2]
+    assert rewards["parent"] != rewards["child"] == rewards["again"]
+
+
 def test_metrics_keep_their_columns(build, quick, tmp_path):
     training.train(build(quick))
     with (tmp_path / "metrics.csv").open(newline="") as file:

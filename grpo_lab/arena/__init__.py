@@ -1,0 +1,1 @@
+"""Register, submit, evolve, watch, deploy, ask: on this machine, offline."""
