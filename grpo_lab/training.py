@@ -734,7 +734,7 @@ def train(trainer: GRPOTrainer) -> None:
     checkpoint = last_checkpoint(trainer.args.output_dir)
     if checkpoint:
         _refuse_other_settings(checkpoint, trainer.args)
-        if _step(checkpoint) == trainer.args.max_steps:
+        if step_of(checkpoint) == trainer.args.max_steps:
             # The library would do one more step.
             weights = load_file(checkpoint / "adapter_model.safetensors")
             set_peft_model_state_dict(trainer.model, weights)
@@ -813,7 +813,8 @@ def _refuse_other_settings(checkpoint: Path, arguments: GRPOConfig) -> None:
         )
 
 
-def _step(checkpoint: Path) -> int:
+def step_of(checkpoint: Path) -> int:
+    """The optimiser step after which a checkpoint was written."""
     return int(checkpoint.name.split("-")[1])
 
 
@@ -824,4 +825,4 @@ def last_checkpoint(run_dir: Path) -> Path | None:
         for folder in Path(run_dir).glob("checkpoint-*")
         if (folder / COMPLETE).exists()
     ]
-    return max(complete, key=_step, default=None)
+    return max(complete, key=step_of, default=None)
