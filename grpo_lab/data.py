@@ -10,6 +10,7 @@ import difflib
 import hashlib
 import json
 import random
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -169,7 +170,7 @@ def load_splits(
     held_out = _take(held_out, eval_rows, "evaluation", "EVAL_ROWS")
     prompt = system_prompt or chosen.system_prompt
     splits = _dataset(train, prompt), _dataset(held_out, prompt)
-    return Splits(*splits, described, _fingerprint(*splits))
+    return Splits(*splits, described, fingerprint(*splits))
 
 
 def _source(name: str) -> Source:
@@ -262,8 +263,8 @@ def _read_hub(source: Source) -> tuple[list[Row], list[Row]]:
         ]
         for split in (source.train_split, source.eval_split)
     )
-    taken = {_normalised(row["question"]) for row in held_out}
-    train = [row for row in train if _normalised(row["question"]) not in taken]
+    taken = {normalised(row["question"]) for row in held_out}
+    train = [row for row in train if normalised(row["question"]) not in taken]
     return train, held_out
 
 
@@ -311,8 +312,8 @@ def _files(folder: Path, split: str) -> list[Path]:
 
 
 def _read_file(file: Path, source: Source) -> list[Row]:
-    read = _read_jsonl if file.suffix == ".jsonl" else _read_parquet
-    raw_rows = read(file)
+    read = read_jsonl if file.suffix == ".jsonl" else _read_parquet
+    raw_rows = list(read(file))
     if not raw_rows:
         raise LabError(
             f"{file} has no rows. Put one question with its answer into "
@@ -324,34 +325,42 @@ def _read_file(file: Path, source: Source) -> list[Row]:
     ]
 
 
-def _read_jsonl(file: Path) -> list[dict]:
-    rows = []
+def read_jsonl(file: Path) -> Iterator[dict]:
+    """The objects of a file with one JSON object per line, one by one.
+
+    Blank lines are passed over, and so is a mark of the byte order.
+
+    Raises:
+        LabError: it can't be read, or a line is no object.
+    """
     try:
         # utf-8-sig also reads the mark that some editors put first.
-        lines = file.read_text(encoding="utf-8-sig").split("\n")
+        with file.open(encoding="utf-8-sig") as lines:
+            for number, line in enumerate(lines, start=1):
+                if line.strip():
+                    yield _object(line, f"Line {number} of {file}")
     except (OSError, UnicodeDecodeError) as error:
         raise LabError(
             f"{file} can't be read as UTF-8 text: {error}. Save it again as "
             "UTF-8, one JSON object per line."
         ) from error
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise LabError(
-                f"Line {number} of {file} is no valid JSON: {error}. Each "
-                "line must be one object; mend or delete that line."
-            ) from error
-        if not isinstance(row, dict):
-            raise LabError(
-                f"Line {number} of {file} is {line.strip()[:40]!r}, but each "
-                "line must be one JSON object with a question and its "
-                "answer. Mend or delete that line."
-            )
-        rows.append(row)
-    return rows
+
+
+def _object(line: str, where: str) -> dict:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise LabError(
+            f"{where} is no valid JSON: {error}. Each line must be one "
+            "object; mend or delete that line."
+        ) from error
+    if not isinstance(value, dict):
+        raise LabError(
+            f"{where} is {line.strip()[:40]!r}, but each line must be one "
+            'JSON object such as {"question": "9 + 9?", "answer": "18"}. '
+            "Mend or delete that line."
+        )
+    return value
 
 
 def _read_parquet(file: Path) -> list[dict]:
@@ -394,7 +403,7 @@ def _checked_row(raw: dict, source: Source, where: str) -> Row:
 # --- Checking ---------------------------------------------------------------
 
 
-def _normalised(question: str) -> str:
+def normalised(question: str) -> str:
     """The question without differences that no reader would see."""
     return " ".join(question.casefold().split())
 
@@ -403,7 +412,7 @@ def _different(rows: list[Row]) -> list[Row]:
     """The rows without those whose question came before."""
     first: dict[str, Row] = {}
     for row in rows:
-        first.setdefault(_normalised(row["question"]), row)
+        first.setdefault(normalised(row["question"]), row)
     return list(first.values())
 
 
@@ -442,11 +451,11 @@ def _comparable(rows: list[Row], count: int) -> tuple[list[Row], int]:
 
 
 def _check_overlap(train: list[Row], held_out: list[Row]) -> None:
-    questions = {_normalised(row["question"]) for row in train}
+    questions = {normalised(row["question"]) for row in train}
     both = [
         row["question"]
         for row in held_out
-        if _normalised(row["question"]) in questions
+        if normalised(row["question"]) in questions
     ]
     if both:
         shown = "; ".join(repr(question[:60]) for question in both[:3])
@@ -492,7 +501,8 @@ def _dataset(rows: list[Row], system_prompt: str) -> datasets.Dataset:
     )
 
 
-def _fingerprint(*splits: datasets.Dataset) -> str:
+def fingerprint(*splits: Iterable[dict]) -> str:
+    """sha256 over the rows of all splits, the same on any machine."""
     digest = hashlib.sha256()
     for number, split in enumerate(splits):
         for row in split:
