@@ -847,7 +847,7 @@ def _run_one(
             settings, directory, splits, rewards, eval_batch_size, progress
         )
     except Exception as error:
-        result = {"status": "failed", "reason": _reason(error)}
+        result = {"status": "failed", "reason": reason(error)}
         with contextlib.suppress(LabError):  # a full disk takes no text
             write_whole(directory / "error.txt", traceback.format_exc())
     write_json(directory / "result.json", result)
@@ -898,7 +898,7 @@ def _note_environment(directory: Path) -> None:
     write_json(directory / "environment.json", starts)
 
 
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
     """One paragraph for a learner; the traceback is in `error.txt`."""
     if isinstance(error, LabError | RewardError):
         return str(error)

@@ -15,6 +15,7 @@ import os
 import platform
 import shutil
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -292,10 +293,43 @@ def load_policy(
         LabError: there is no such model, it can't be had from here, or its
             chat template has no place for the system prompt.
     """
+    return _with_mirror(
+        name, lambda where, revision: _load(where, revision, load_in_4bit)
+    )
+
+
+def load_tokenizer(name: str) -> tuple[PreTrainedTokenizerBase, int]:
+    """A model's tokenizer and the tokens of its context, without weights.
+
+    Args:
+        name: as for `load_policy`.
+
+    Raises:
+        LabError: as `load_policy`.
+    """
+
+    def load(where: str, revision: str) -> tuple:
+        config = AutoConfig.from_pretrained(
+            where, revision=revision or None, trust_remote_code=False
+        )
+        return (
+            _load_tokenizer(where, revision),
+            config.max_position_embeddings,
+        )
+
+    return _with_mirror(name, load)
+
+
+def _with_mirror(name: str, load: Callable[[str, str], tuple]) -> tuple:
+    """Load by place and revision; from the mirror if access is refused.
+
+    Raises:
+        LabError: it can't be had from either.
+    """
     known = _find(name)
     where, revision = _locate(name)
     try:
-        return _load(where, revision, load_in_4bit)
+        return load(where, revision)
     except LOADING_ERRORS as error:
         if not (known and known.mirror and _is_refusal(error)):
             raise _explained(where, error) from error
@@ -304,7 +338,7 @@ def load_policy(
         f"{known.mirror} is used."
     )
     try:
-        return _load(known.mirror, known.mirror_revision, load_in_4bit)
+        return load(known.mirror, known.mirror_revision)
     except LOADING_ERRORS as error:
         raise _explained(known.mirror, error) from error
 

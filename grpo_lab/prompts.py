@@ -19,6 +19,43 @@ THINK_PROMPT = (
 )
 """For LaTeX answers (NuminaMath-TIR)."""
 
+_STEPS = "Solve the problem step by step."
+_THOUGHTS = f"{_STEPS} Write your thoughts between <think> and </think>"
+
+THINK_NUMBER_PROMPT = (
+    f"{_THOUGHTS}, then, on a new line, only the final number between "
+    "<answer> and </answer>."
+)
+"""For number answers in the tags of AgileRL's Arena tutorial."""
+
+FORM_PROMPTS = {
+    "<reasoning> and <answer>": REASONING_PROMPT,
+    "<reasoning> and <answer>, a line each": REASONING_PROMPT,
+    "<think> and <answer>": THINK_NUMBER_PROMPT,
+    "<think> and <answer>, a line each": THINK_NUMBER_PROMPT,
+    "<answer> after a <think> that the prompt has opened": (
+        THINK_NUMBER_PROMPT
+    ),
+    "<think>, then a box in <answer>": (
+        f"{_THOUGHTS}, then the final number in \\boxed{{}} between "
+        "<answer> and </answer>."
+    ),
+    "a box": f"{_STEPS} Put the final number in \\boxed{{}}.",
+    "#### and the answer": (
+        f"{_STEPS} Write the final number alone on the last line, after "
+        "####."
+    ),
+    "The answer is ...": (
+        f"{_STEPS} End with a sentence that begins with 'The answer is' and "
+        "holds the final number."
+    ),
+    "the answer alone": "Answer with the final number and nothing else.",
+}
+"""A prompt for each form of answer that `check_reward` finds to be paid best.
+
+The names are those of `rewards.contract.probes.FORMS`.
+"""
+
 
 TEMPLATE_VALUES = {"date_string": "26 Jul 2024"}
 """What every chat template is given beside the messages.

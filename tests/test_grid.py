@@ -562,7 +562,7 @@ def test_what_the_libraries_say_of_a_full_disk(small_disk):
     ):
         with pytest.raises(Exception) as error:
             write(small_disk[0] / "file")
-        assert grid._reason(error.value).startswith("The disk is full")
+        assert grid.reason(error.value).startswith("The disk is full")
         (small_disk[0] / "file").unlink(missing_ok=True)
 
 

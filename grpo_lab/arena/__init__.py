@@ -1,1 +1,19 @@
-"""Register, submit, evolve, watch, deploy, ask: on this machine, offline."""
+"""Register, submit, evolve, watch, deploy, ask: on this machine, offline.
+
+The workflow of AgileRL's Arena with the same nouns, verbs and files:
+
+    client       LocalArena, with every verb; `cli` is the same in a terminal
+    store        what is registered: SQLite below the arena's home
+    datasets     rows with a category, checked and copied
+    manifest     the form of a training manifest, and its lint
+    submission   what is proved before an experiment may start
+    experiment   an experiment's directory: what it is, how it stands
+    job          its process, which outlives whoever submitted it
+    population   the training of all members, which a kill does not hurt
+    evolution    who survives and what is changed: plain data and chance
+    serving      a checkpoint merged, served and asked
+"""
+
+from grpo_lab.arena.client import LocalArena
+
+__all__ = ["LocalArena"]

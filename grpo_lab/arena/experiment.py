@@ -1,0 +1,183 @@
+"""One experiment and its directory: what it is, and how it stands.
+
+directory/
+  experiment.json   the manifest, the data set, the prompt: what it is
+  manifest.yaml     the manifest as it was handed in
+  reward.py         the reward file, as it was handed in
+  verdicts.json     what `check_reward` found
+  status.json       how it stands; written by its job
+  heartbeat         touched by its job every few seconds
+  job.lock          held by its job as long as it lives
+  job.log           what the job printed
+  ...               what grpo_lab.arena.population writes
+"""
+
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import filelock
+
+from grpo_lab.errors import LabError
+from grpo_lab.files import read_json, write_json
+
+ACTIVE = ("queued", "running")
+"""States in which a job lives; the others are done, failed, stopped."""
+
+LOCK = "job.lock"
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What determines an experiment, in plain values.
+
+    Attributes:
+        manifest: as `manifest.Manifest.to_dict` gives it.
+        dataset: the record of the registered data set; see
+            `datasets.Registered`.
+        dataset_folder: where its rows lie.
+        system_prompt: what every policy of it is told.
+        max_completion_length: tokens of a completion.
+        longest_prompt: tokens of the longest prompt, for the estimates.
+    """
+
+    manifest: dict
+    dataset: dict
+    dataset_folder: str
+    system_prompt: str
+    max_completion_length: int
+    longest_prompt: int
+
+    def save(self, directory: Path) -> None:
+        """Write it, whole or not at all."""
+        write_json(Path(directory) / "experiment.json", asdict(self))
+
+    @classmethod
+    def load(cls, directory: Path) -> "Experiment":
+        """What `save` wrote.
+
+        Raises:
+            LabError: there is no experiment in the directory.
+        """
+        saved = read_json(Path(directory) / "experiment.json")
+        if saved is None:
+            raise LabError(
+                f"{directory} holds no experiment: its experiment.json is "
+                "missing. Submit it again under a new name."
+            )
+        return cls(**saved)
+
+
+def _divided(experiment: Experiment):
+    """The questions of an experiment: `Splits`, and the test rows."""
+    from grpo_lab.arena import datasets, manifest
+
+    form = manifest.load(experiment.manifest)
+    return datasets.splits(
+        Path(experiment.dataset_folder),
+        experiment.dataset,
+        form.environment.fitness_rows,
+        form.environment.test_rows,
+        form.mutation.rand_seed,
+        experiment.system_prompt,
+    )
+
+
+def fitness_rows(directory: Path):
+    """The held-out questions that rank the members of an experiment."""
+    splits, _ = _divided(Experiment.load(directory))
+    return splits.eval
+
+
+def population(directory: Path, progress=None):
+    """The population of an experiment, ready to train.
+
+    Args:
+        directory: the experiment's.
+        progress: see `population.Progress`.
+
+    Raises:
+        LabError: its data set or its model can't be had any more.
+    """
+    from grpo_lab.arena import manifest
+    from grpo_lab.arena.population import Plan, Population
+    from rewards.contract import load_reward
+
+    experiment = Experiment.load(directory)
+    form = manifest.load(experiment.manifest)
+    settings = manifest.settings(form, experiment.max_completion_length)
+    splits, test_rows = _divided(experiment)
+    plan = Plan(
+        settings,
+        form.training.pop_size,
+        form.training.evo_steps,
+        _rules(form),
+        # As many as a step rolls out at once, which is known to fit.
+        eval_batch_size=settings.completions_per_step,
+    )
+    reward = load_reward(Path(directory) / "reward.py")
+    return Population(plan, splits, test_rows, reward, directory, progress)
+
+
+def _rules(form):
+    from grpo_lab.arena.evolution import Rules
+
+    selection = form.tournament_selection
+    return Rules(
+        selection.tournament_size,
+        selection.elitism,
+        form.mutation_rate,
+        {
+            name: (bounds.min, bounds.max)
+            for name, bounds in form.mutation.rl_hp_selection.items()
+        },
+        seed=form.mutation.rand_seed,
+    )
+
+
+def is_alive(directory: Path) -> bool:
+    """Whether the experiment's job lives, whatever its files say.
+
+    The operating system gives a lock back with the process that held it, so
+    that a killed job is noticed at once.
+    """
+    lock = filelock.FileLock(Path(directory) / LOCK, timeout=0)
+    try:
+        lock.acquire()
+    except filelock.Timeout:
+        return True
+    lock.release()
+    return False
+
+
+def status(directory: Path) -> dict:
+    """How an experiment stands.
+
+    Returns:
+        `status`: "queued" (another one trains), "running", "done",
+        "stopped", "failed", or "interrupted" where its job was killed; then
+        `reason`, `step` and `steps` of each member, `generation`, and
+        `heartbeat`, the seconds since the job's last sign of life.
+    """
+    directory = Path(directory)
+    found = {
+        "status": "interrupted",
+        "reason": "",
+        "step": 0,
+        "steps": 0,
+        "generation": 0,
+        **(read_json(directory / "status.json") or {}),
+    }
+    if found["status"] in ACTIVE and not is_alive(directory):
+        # It may have ended between the two looks.
+        found |= read_json(directory / "status.json") or {}
+        if found["status"] in ACTIVE:
+            found["status"] = "interrupted"
+            found["reason"] = (
+                "Its process ended without a word, as after a kill. "
+                "resume_experiment goes on from its last step."
+            )
+    beat = directory / "heartbeat"
+    age = time.time() - beat.stat().st_mtime if beat.exists() else None
+    found["heartbeat"] = None if age is None else round(max(age, 0.0), 1)
+    return found

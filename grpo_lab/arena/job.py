@@ -1,0 +1,197 @@
+"""The process of one experiment: python -m grpo_lab.arena.job DIRECTORY.
+
+It outlives the notebook or terminal that submitted it. One experiment of an
+arena trains at a time, since two at once are much slower than one after the
+other; the next ones wait. Nothing is imported before the lock is held, so
+that whoever started the job soon knows that it lives.
+"""
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+import filelock
+
+from grpo_lab.arena.experiment import LOCK
+from grpo_lab.errors import LabError
+from grpo_lab.files import read_json, write_json, write_whole
+
+BEAT_SECONDS = 2.0
+TURN = "training.lock"
+"""Below the arena's home: held by the experiment that trains."""
+
+START_SECONDS = 60.0
+"""How long a new job may take until it shows that it lives."""
+
+
+class _StopRequested(Exception):
+    """A stop was asked for while the job waited for its turn."""
+
+
+class Status:
+    """The file status.json of an experiment, kept up to date by its job."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = Path(directory) / "status.json"
+        self.values = read_json(self.path) or {}
+
+    def tell(self, **changes: object) -> None:
+        """Change some values and write the file."""
+        self.values |= {**changes, "time": time.time()}
+        write_json(self.path, self.values)
+
+
+def start(directory: Path) -> int:
+    """Start the job of an experiment and wait until it lives.
+
+    Returns:
+        The number of its process.
+
+    Raises:
+        LabError: it ended at once, or does not begin.
+    """
+    directory = Path(directory).resolve()
+    (directory / "stop").unlink(missing_ok=True)
+    Status(directory).tell(status="queued", reason="", pid=None)
+    begun = time.time()
+    with (directory / "job.log").open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "grpo_lab.arena.job", str(directory)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            # So that Ctrl-C or the end of a kernel do not reach it.
+            start_new_session=True,
+        )
+    while time.time() - begun < START_SECONDS:
+        # The job writes its number when it holds the experiment's lock.
+        if Status(directory).values["pid"] == process.pid:
+            return process.pid
+        if process.poll() is not None:
+            raise LabError(
+                f"The job of {directory.name} ended at once. Its last words "
+                f"are in {directory / 'job.log'}: {_last_line(directory)}"
+            )
+        time.sleep(0.05)
+    process.kill()
+    raise LabError(
+        f"The job of {directory.name} did not begin within "
+        f"{START_SECONDS:g} s and was ended. Try resume_experiment when the "
+        "machine is less busy."
+    )
+
+
+def _last_line(directory: Path) -> str:
+    lines = (directory / "job.log").read_text(errors="replace").split("\n")
+    return next((line for line in reversed(lines) if line.strip()), "none")
+
+
+def run(directory: Path) -> int:
+    """Train an experiment to its end.
+
+    Returns:
+        An exit status: 0 done or stopped, 1 failed, 3 another job of the
+        experiment lives.
+    """
+    lock = filelock.FileLock(directory / LOCK, timeout=5)
+    try:
+        lock.acquire()
+    except filelock.Timeout:
+        print(f"Another job of {directory.name} lives.", file=sys.stderr)
+        return 3
+    with lock, _heartbeat(directory):
+        status = Status(directory)
+        status.tell(status="queued", reason="", pid=os.getpid())
+        try:
+            with _turn(directory):
+                status.tell(status="running")
+                _train(directory, status)
+        except _StopRequested:
+            status.tell(status="stopped", reason="stopped before it began")
+        except Exception as error:
+            with contextlib.suppress(LabError):  # a full disk
+                write_whole(directory / "error.txt", traceback.format_exc())
+            status.tell(status="failed", reason=_reason(error))
+            traceback.print_exc()
+            return 1
+    return 0
+
+
+def _train(directory: Path, status: Status) -> None:
+    from grpo_lab import environment
+
+    environment.prepare()
+    from grpo_lab.arena import experiment, population
+
+    def progress(member, step: int, row: dict) -> None:
+        status.tell(
+            step=step,
+            member=member.number,
+            reward=row["reward"],
+            seconds_per_step=row["seconds"],
+        )
+
+    trained = experiment.population(directory, progress)
+    status.tell(steps=trained.plan.settings.max_steps)
+    try:
+        trained.train()
+    except population.Stopped:
+        status.tell(status="stopped", reason="stopped on request")
+        return
+    status.tell(status="done")
+
+
+def _reason(error: Exception) -> str:
+    from grpo_lab.grid import reason
+
+    return reason(error)
+
+
+@contextlib.contextmanager
+def _heartbeat(directory: Path) -> Iterator[None]:
+    """Touch a file every few seconds for as long as this process lives."""
+    over = threading.Event()
+    beat = directory / "heartbeat"
+
+    def go() -> None:
+        while True:
+            with contextlib.suppress(OSError):  # a full disk is told elsewhere
+                beat.touch()
+            if over.wait(BEAT_SECONDS):
+                return
+
+    thread = threading.Thread(target=go, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+@contextlib.contextmanager
+def _turn(directory: Path) -> Iterator[None]:
+    """Wait until no other experiment of the arena trains."""
+    lock = filelock.FileLock(directory.parent.parent / TURN)
+    while True:
+        if (directory / "stop").exists():
+            raise _StopRequested
+        try:
+            lock.acquire(timeout=0.5)
+            break
+        except filelock.Timeout:
+            continue
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+if __name__ == "__main__":
+    sys.exit(run(Path(sys.argv[1])))

@@ -1,0 +1,178 @@
+"""What is registered in an arena: names and plain records, in SQLite.
+
+The files of a data set or an experiment lie beside it, in folders of its
+name. A record holds what was decided when it was registered; what changes
+while an experiment runs is in the experiment's own files.
+"""
+
+import contextlib
+import difflib
+import json
+import re
+import sqlite3
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from grpo_lab.errors import LabError
+
+VERSION = 1
+"""Of the tables; a newer one than this is refused."""
+
+KINDS = {
+    "dataset": "create_dataset",
+    "project": "create_project",
+    "experiment": "submit_experiment",
+    "deployment": "deploy_agent",
+}
+"""What can be registered, and the call that does it."""
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,79}")
+
+BUSY_SECONDS = 30
+"""How long a call waits for another process that writes."""
+
+
+class Store:
+    """The registry of an arena.
+
+    Args:
+        home: the arena's directory; made if missing.
+
+    Raises:
+        LabError: it can't be written to, or was written by a newer version.
+    """
+
+    def __init__(self, home: Path) -> None:
+        self.home = Path(home)
+        self.path = self.home / "arena.sqlite"
+        try:
+            self.home.mkdir(parents=True, exist_ok=True)
+            self._prepare()
+        except (OSError, sqlite3.Error) as error:
+            raise LabError(
+                f"The arena's state in {self.path} can't be used: {error}. "
+                "Choose a directory that you may write to with "
+                "LocalArena(home=...) or --home, or move the broken file "
+                "away; experiments and data sets beside it stay."
+            ) from error
+
+    def _prepare(self) -> None:
+        with self._open() as database:
+            [(found,)] = database.execute("PRAGMA user_version")
+            if found > VERSION:
+                raise LabError(
+                    f"The arena in {self.home} was written by a newer "
+                    f"version of this package (state {found}, and this one "
+                    f"knows {VERSION}), so nothing in it is touched. Update "
+                    "the package, or choose another directory with "
+                    "LocalArena(home=...) or --home."
+                )
+            database.execute(
+                "CREATE TABLE IF NOT EXISTS records (kind TEXT, name TEXT, "
+                "created REAL, record TEXT, PRIMARY KEY (kind, name))"
+            )
+            database.execute(f"PRAGMA user_version = {VERSION}")
+
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[sqlite3.Connection]:
+        """One transaction: all of it or nothing."""
+        database = sqlite3.connect(self.path, timeout=BUSY_SECONDS)
+        try:
+            with database:
+                database.execute("BEGIN IMMEDIATE")
+                yield database
+        finally:
+            database.close()
+
+    def add(self, kind: str, name: str, record: dict) -> None:
+        """Register something under a new name.
+
+        Raises:
+            LabError: the name is taken.
+        """
+        row = kind, name, time.time(), json.dumps(record)
+        try:
+            with self._open() as database:
+                database.execute("INSERT INTO records VALUES (?,?,?,?)", row)
+        except sqlite3.IntegrityError:
+            raise _taken(kind, name) from None
+
+    def refuse_taken(self, kind: str, name: str) -> None:
+        """Refuse a name before any work is done for it.
+
+        Raises:
+            LabError: it is taken, or it can't be the name of a folder.
+        """
+        if not NAME.fullmatch(name) or name.endswith((" ", ".")):
+            raise LabError(
+                f"{name!r} can't be the name of a {kind}, since a folder is "
+                "named after it: it must begin with a letter or digit and "
+                "have at most 80 letters, digits, spaces, dots, hyphens and "
+                "underscores. Type for example 'gsm8k-grpo-v1'."
+            )
+        if self.has(kind, name):
+            raise _taken(kind, name)
+
+    def has(self, kind: str, name: str) -> bool:
+        """Whether something is registered under a name."""
+        return any(one["name"] == name for one in self.all(kind))
+
+    def get(self, kind: str, name: str) -> dict:
+        """A record, with its `name` and the time when it was `created`.
+
+        Raises:
+            LabError: there is none of that name.
+        """
+        every = {one["name"]: one for one in self.all(kind)}
+        if name in every:
+            return every[name]
+        near = difflib.get_close_matches(name, every, n=1, cutoff=0.4)
+        known = ", ".join(sorted(every)) or "none"
+        advice = (
+            f"Type {near[0]!r}." if near else f"Make one with {KINDS[kind]}."
+        )
+        raise LabError(
+            f"There is no {kind} {name!r} in the arena {self.home}; those "
+            f"that are there: {known}. {advice}"
+        )
+
+    def all(self, kind: str) -> list[dict]:
+        """All records of a kind, the oldest first."""
+        with self._open() as database:
+            rows = database.execute(
+                "SELECT name, created, record FROM records WHERE kind = ? "
+                "ORDER BY created, name",
+                (kind,),
+            ).fetchall()
+        return [
+            {"name": name, "created": created, **json.loads(record)}
+            for name, created, record in rows
+        ]
+
+    def update(self, kind: str, name: str, **changes: object) -> None:
+        """Change some values of a record."""
+        with self._open() as database:
+            [(text,)] = database.execute(
+                "SELECT record FROM records WHERE kind = ? AND name = ?",
+                (kind, name),
+            ).fetchall()
+            database.execute(
+                "UPDATE records SET record = ? WHERE kind = ? AND name = ?",
+                (json.dumps(json.loads(text) | changes), kind, name),
+            )
+
+    def delete(self, kind: str, name: str) -> None:
+        """Forget a record; no error if there is none."""
+        with self._open() as database:
+            database.execute(
+                "DELETE FROM records WHERE kind = ? AND name = ?",
+                (kind, name),
+            )
+
+
+def _taken(kind: str, name: str) -> LabError:
+    return LabError(
+        f"There is already a {kind} {name!r}, and nothing is written over "
+        f"it. Choose another name, such as {name + '-2'!r}."
+    )

@@ -1,0 +1,250 @@
+"""Everything that is proved before an experiment may start."""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from grpo_lab import models, training
+from grpo_lab.arena import datasets, manifest
+from grpo_lab.arena.experiment import Experiment
+from grpo_lab.arena.manifest import Finding, Manifest
+from grpo_lab.arena.store import Store
+from grpo_lab.errors import LabError
+from grpo_lab.files import write_json, write_whole
+from grpo_lab.prompts import FORM_PROMPTS, REASONING_PROMPT, messages
+from rewards.contract import Verdicts, check_reward, load_reward
+
+CHECKED_ROWS = 200
+"""Rows of the data set that a reward file is checked on at most."""
+
+PAYS = "pays for right"
+"""The verdict without which nothing can be learned."""
+
+CALLS = ("runs", "gives a number", "is finite")
+"""The verdicts on whether the reward file can be called at all."""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A submission that may start.
+
+    Attributes:
+        experiment: what will be trained.
+        findings: warnings and notes on the manifest and the resources.
+        verdicts: on the reward file.
+        plan: sizes, to be shown.
+        record: what the registry keeps.
+        given: the manifest as it was handed in, as text.
+        reward_file: where the reward file is.
+    """
+
+    experiment: Experiment
+    findings: tuple[Finding, ...]
+    verdicts: Verdicts
+    plan: dict
+    record: dict
+    given: str
+    reward_file: Path
+
+    def write(self, folder: Path) -> None:
+        """Write the files that an experiment begins with."""
+        self.experiment.save(folder)
+        write_whole(folder / "manifest.yaml", self.given)
+        shutil.copy(self.reward_file, folder / "reward.py")
+        write_json(folder / "verdicts.json", self.verdicts.table())
+        write_json(
+            folder / "status.json",
+            {"status": "queued", "steps": self.plan["steps of each member"]},
+        )
+
+
+def check(
+    store: Store,
+    home: Path,
+    source: Path | str | dict,
+    reward_file: Path | str,
+    resource: str,
+    resource_id: str | None,
+    num_nodes: int | None,
+    project: str | None,
+    completion: str | None,
+    control: bool,
+    force: bool,
+) -> Checked:
+    """Prove a submission; see `LocalArena.submit_experiment`.
+
+    Raises:
+        LabError, RewardError: the first thing that would not work.
+    """
+    given = manifest.load(source)
+    form = manifest.control(given) if control else given
+    chosen = _project(store, project)
+    dataset = store.get("dataset", form.environment.name)
+    folder = home / "datasets" / dataset["name"]
+    if dataset["category"] != "reasoning":
+        datasets.splits(folder, _registered(dataset), 1, 0, 0, "")
+    refuse_errors(manifest.lint(form))
+    path = Path(reward_file).expanduser().resolve()
+    verdicts = _verdicts(path, form, folder, force)
+    _try_completion(path, folder, completion)
+    supplied = FORM_PROMPTS.get(verdicts.form, REASONING_PROMPT)
+    prompt = form.environment.system_prompt or supplied
+    name = form.network.pretrained_model_name_or_path
+    tokenizer, context = models.load_tokenizer(name)
+    rows = datasets.load_rows(folder)
+    chats = [messages(row["question"], prompt) for row in rows]
+    longest = training.longest_prompt(tokenizer, chats)
+    findings = manifest.lint(form, longest, context, supplied)
+    findings += _resources(resource, resource_id, num_nodes)
+    refuse_errors(findings)
+    limit = manifest.completion_limit(form, longest, context)
+    settings = manifest.settings(form, limit)
+    estimate = models.estimate_memory(models.entry(name), settings, longest)
+    models.check_fits(estimate, settings)
+    experiment = Experiment(
+        manifest=form.to_dict(),
+        dataset=_registered(dataset),
+        dataset_folder=str(folder),
+        system_prompt=prompt,
+        max_completion_length=limit,
+        longest_prompt=longest,
+    )
+    sizes = form.environment.fitness_rows, form.environment.test_rows
+    datasets.splits(folder, experiment.dataset, *sizes, settings.seed, prompt)
+    return Checked(
+        experiment,
+        tuple(findings),
+        verdicts,
+        _plan(form, limit, longest, estimate, len(rows)),
+        {"project": chosen, "dataset": dataset["name"], "control": control},
+        _text(source),
+        path,
+    )
+
+
+def refuse_errors(findings: list[Finding]) -> None:
+    """Refuse a manifest with errors, all of them in one paragraph.
+
+    Raises:
+        LabError: there is one.
+    """
+    errors = [one for one in findings if one.level == "error"]
+    if errors:
+        told = " ".join(f"{one.path}: {one.text}" for one in errors)
+        raise LabError(f"This manifest can't be run. {told}")
+
+
+def _project(store: Store, name: str | None) -> str:
+    if name is None:
+        defaults = [p for p in store.all("project") if p["default"]]
+        if not defaults:
+            raise LabError(
+                "An experiment is filed under a project, and this arena has "
+                "none. Make one first: create_project('my project', None, "
+                "llm_based=True)."
+            )
+        name = defaults[0]["name"]
+    if not store.get("project", name)["llm_based"]:
+        raise LabError(
+            f"The project {name!r} is not for language models, and GRPO "
+            "trains one. Make another project with llm_based=True, or name "
+            "one of those."
+        )
+    return name
+
+
+def _registered(record: dict) -> dict:
+    """The part of a record that `datasets.Registered` knows."""
+    known = datasets.Registered.__dataclass_fields__
+    return {name: record[name] for name in known}
+
+
+def _verdicts(
+    path: Path, form: Manifest, folder: Path, force: bool
+) -> Verdicts:
+    rows = datasets.load_rows(folder)[:CHECKED_ROWS]
+    budget = form.steps * form.completions_per_step * form.training.pop_size
+    # About as long as rollouts of these sizes take on the slowest machine.
+    verdicts = check_reward(
+        path, rows, rollouts=budget, limit_seconds=max(600.0, 0.05 * budget)
+    )
+    bad = [
+        verdicts[name]
+        for name in (*CALLS, PAYS)
+        if verdicts[name].passed is False
+    ]
+    if bad and not force:
+        told = " ".join(f"{one.name}: {one.seen}. {one.advice}" for one in bad)
+        raise LabError(
+            f"The reward file {path.name} would teach nothing on this data, "
+            f"so nothing was submitted. {told} See all verdicts with `python "
+            f"-m rewards.contract {path.name} --data "
+            f"{folder / datasets.FILE_NAME}`, or submit it all the same with "
+            "force=True (--force)."
+        )
+    return verdicts
+
+
+def _try_completion(path: Path, folder: Path, completion: str | None) -> None:
+    if completion is None:
+        return
+    row = datasets.load_rows(folder)[0]
+    reward = load_reward(path)
+    try:
+        [score] = reward.scores(
+            [completion], question=[row["question"]], answer=[row["answer"]]
+        )
+    finally:
+        reward.close()
+    if score.failure:
+        raise LabError(
+            f"The reward file {path.name} gives no score for your completion "
+            f"{completion[:60]!r}: {score.reason}. Mend the function, or "
+            "leave the completion out."
+        )
+
+
+def _resources(
+    here: str, resource_id: str | None, num_nodes: int | None
+) -> list[Finding]:
+    found = []
+    if resource_id not in (None, here):
+        if not resource_id.startswith("arena-"):
+            raise LabError(
+                f"There is no resource {resource_id!r}; this machine is the "
+                f"only one. Type resource_id={here!r}, or leave it out."
+            )
+        text = f"is a machine of AgileRL's Arena; here {here} trains instead."
+        found.append(Finding("warning", f"resource_id {resource_id}", text))
+    if num_nodes not in (None, 1):
+        text = "asks for several machines; here one trains."
+        found.append(Finding("warning", f"num_nodes {num_nodes}", text))
+    return found
+
+
+def _plan(form: Manifest, limit: int, longest: int, estimate, rows) -> dict:
+    held_out = form.environment.fitness_rows + form.environment.test_rows
+    per_step = form.completions_per_step
+    return {
+        "members at a time": form.training.pop_size,
+        "steps of each member": form.steps,
+        "generations": form.generations,
+        "completions per step and member": per_step,
+        "completions in all": per_step * form.training.pop_size * form.steps,
+        "questions to train on": rows - held_out,
+        "questions that rank the members": form.environment.fitness_rows,
+        "questions that select nothing": form.environment.test_rows,
+        "tokens of the longest prompt": longest,
+        "tokens a completion may have": limit,
+        "memory, estimated": f"{estimate.total:.1f} GiB",
+    }
+
+
+def _text(source: Path | str | dict) -> str:
+    import yaml
+
+    if isinstance(source, dict):
+        return yaml.safe_dump(source, sort_keys=False)
+    if isinstance(source, str) and "\n" in source:
+        return source
+    return Path(source).expanduser().read_text(encoding="utf-8")
