@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from grpo_lab.arena import lint as lint_module
 from grpo_lab.arena import manifest as module
+from grpo_lab.arena.lint import lint
 from grpo_lab.arena.manifest import (
     EXAMPLE,
     KNOWN,
@@ -17,7 +19,6 @@ from grpo_lab.arena.manifest import (
     Manifest,
     completion_limit,
     control,
-    lint,
     load,
 )
 from grpo_lab.arena.manifest import settings as run_settings
@@ -186,8 +187,9 @@ def test_the_example_has_no_error():
     assert run_settings(load(EXAMPLE), 64).target_modules == ALL_LINEAR
 
 
-def test_the_examples_in_the_docstrings():
-    result = doctest.testmod(module)
+@pytest.mark.parametrize("of", [module, lint_module])
+def test_the_examples_in_the_docstrings(of):
+    result = doctest.testmod(of)
     assert result.attempted and not result.failed
 
 
@@ -611,7 +613,7 @@ def test_a_beta_of_zero_never_mutates():
 
 def test_errors_come_first_and_notes_last():
     levels = [f.level for f in lint(changes(algorithm__group_size=1))]
-    assert levels == sorted(levels, key=module.LEVELS.index)
+    assert levels == sorted(levels, key=lint_module.LEVELS.index)
     assert levels[0] == "error" and levels[-1] == "note"
 
 

@@ -5,7 +5,8 @@ The workflow of AgileRL's Arena with the same nouns, verbs and files:
     client       LocalArena, with every verb; `cli` is the same in a terminal
     store        what is registered: SQLite below the arena's home
     datasets     rows with a category, checked and copied
-    manifest     the form of a training manifest, and its lint
+    manifest     the form of a training manifest
+    lint         what in it would waste the budget
     submission   what is proved before an experiment may start
     experiment   an experiment's directory: what it is, how it stands
     job          its process, which outlives whoever submitted it

@@ -7,7 +7,8 @@ from pathlib import Path
 from grpo_lab import models, training
 from grpo_lab.arena import datasets, manifest
 from grpo_lab.arena.experiment import Experiment
-from grpo_lab.arena.manifest import Finding, Manifest
+from grpo_lab.arena.lint import Finding, lint
+from grpo_lab.arena.manifest import Manifest
 from grpo_lab.arena.store import Store
 from grpo_lab.errors import LabError
 from grpo_lab.files import write_json, write_whole
@@ -83,7 +84,7 @@ def check(
     folder = home / "datasets" / dataset["name"]
     if dataset["category"] != "reasoning":
         datasets.splits(folder, _registered(dataset), 1, 0, 0, "")
-    refuse_errors(manifest.lint(form))
+    refuse_errors(lint(given))
     path = Path(reward_file).expanduser().resolve()
     verdicts = _verdicts(path, form, folder, force)
     _try_completion(path, folder, completion)
@@ -94,7 +95,7 @@ def check(
     rows = datasets.load_rows(folder)
     chats = [messages(row["question"], prompt) for row in rows]
     longest = training.longest_prompt(tokenizer, chats)
-    findings = manifest.lint(form, longest, context, supplied)
+    findings = lint(given, longest, context, supplied)
     findings += _resources(resource, resource_id, num_nodes)
     refuse_errors(findings)
     limit = manifest.completion_limit(form, longest, context)
