@@ -534,3 +534,183 @@ def answers_table(
 def _verdict(answer: Answer) -> str:
     verdict = "RIGHT" if answer.correct else "WRONG"
     return f"{answer.text}\n[{verdict}]"
+
+
+def status_table(now: dict) -> Styler:
+    """How an experiment stands, in one line; see `arena.experiment.status`."""
+    member = now.get("member")
+    row = {
+        "status": now["status"],
+        "step of each member": f"{now['step']} of {now['steps'] or '?'}",
+        "member that trains": "-" if member is None else str(member),
+        "reward of its last step": now.get("reward"),
+        "reason": now["reason"],
+    }
+    return table(pd.DataFrame([row]), {"reward of its last step": "{:.2f}"})
+
+
+def lineage_table(lineage: pd.DataFrame) -> Styler:
+    """Who descends from whom; see `arena.population.lineage`.
+
+    A copy's own change stands in the generation in which it was born.
+    """
+    frame = pd.DataFrame(
+        [
+            {
+                "generation": row["generation"],
+                "step": row["step"],
+                "rank": row["rank"],
+                "member": row["member"],
+                "came from": _origin(row),
+                "learning rate": f"{row['learning_rate']:.3g}",
+                "beta": f"{row['beta']:.3g}",
+                "accuracy": (
+                    f"{row['accuracy']:.0%} "
+                    f"[{100 * row['low']:.0f}, {100 * row['high']:.0f}]"
+                ),
+                "mean reward": row["mean_reward"],
+            }
+            for row in lineage.to_dict("records")
+        ]
+    )
+    return table(frame, {"mean reward": "{:.2f}"})
+
+
+def _origin(row: dict) -> str:
+    if row["born"] < row["generation"]:
+        return "itself"
+    if pd.isna(row["parent"]):
+        return "the base model"
+    return f"copy of {row['parent']}" + (
+        f", {row['change']}" if row["change"] else ", unchanged"
+    )
+
+
+def lineage_figure(lineage: pd.DataFrame, base: float) -> Figure:
+    """The accuracy of each member, each copy joined to its parent.
+
+    Args:
+        lineage: see `arena.population.lineage`.
+        base: accuracy of the base model on the same questions, 0 to 1.
+    """
+    figure, axis = plt.subplots(
+        figsize=(10, 3.6), dpi=DPI, layout="constrained"
+    )
+    axis.axhline(base, color="#888888", linestyle=":", label="base model")
+    at = lineage.set_index(["member", "step"])["accuracy"].to_dict()
+    looks = zip(lineage.groupby("member"), cycle(COLOURS), strict=False)
+    for place, ((member, rows), colour) in enumerate(looks):
+        first = rows.iloc[0]
+        steps, accuracy = list(rows["step"]), list(rows["accuracy"])
+        # Members measured at one step would hide each other's intervals.
+        shift = 0.12 * (place % 4 - 1.5)
+        axis.errorbar(
+            [step + shift for step in steps],
+            accuracy,
+            yerr=[
+                rows["accuracy"] - rows["low"],
+                rows["high"] - rows["accuracy"],
+            ],
+            marker="os^D"[place % 4],
+            color=colour,
+            capsize=3,
+            label=f"member {member}, lr {first['learning_rate']:.3g}, "
+            f"beta {first['beta']:.3g}",
+        )
+        born = lineage[lineage["generation"] < first["generation"]]
+        if not pd.isna(first["parent"]) and len(born):
+            start = born["step"].max()
+            axis.plot(
+                [start, steps[0] + shift],
+                [at[(first["parent"], start)], accuracy[0]],
+                color=colour,
+                linestyle="--",
+                linewidth=1,
+            )
+    _accuracy_axis(axis, "optimiser step of each member")
+    figure.legend(loc="outside right upper", fontsize=8)
+    plt.close(figure)
+    return figure
+
+
+def budget_figure(lineages: dict[str, pd.DataFrame], base: float) -> Figure:
+    """The best member's accuracy over the completions that were paid for.
+
+    Args:
+        lineages: a name for each experiment, and its lineage.
+        base: accuracy of the base model on the same questions, 0 to 1.
+    """
+    figure, axis = plt.subplots(
+        figsize=(10, 3.2), dpi=DPI, layout="constrained"
+    )
+    looks = zip(lineages.items(), cycle(COLOURS), cycle("os^D"), strict=False)
+    for (name, lineage), colour, mark in looks:
+        best = lineage[lineage["rank"] == 1]
+        spent = [0, *best["completions"]]
+        axis.plot(
+            spent,
+            [base, *best["accuracy"]],
+            marker=mark,
+            color=colour,
+            label=name,
+        )
+        axis.fill_between(
+            best["completions"],
+            best["low"],
+            best["high"],
+            color=colour,
+            alpha=0.15,
+        )
+    _accuracy_axis(axis, "completions of the whole population")
+    axis.legend(loc="lower right")
+    plt.close(figure)
+    return figure
+
+
+def _accuracy_axis(axis: Axes, what: str) -> None:
+    axis.set_ylim(0, 1.02)
+    axis.set_ylabel("accuracy (questions that rank)", fontsize=9)
+    axis.yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
+    axis.set_xlabel(what, fontsize=9)
+    axis.grid(alpha=0.3)
+
+
+def population_curves(metrics: pd.DataFrame) -> Figure:
+    """Reward, spread and truncation of every member over its steps.
+
+    Args:
+        metrics: see `arena.population.metrics`.
+    """
+    panels = {
+        "reward": "Reward",
+        "zero_spread_share": HEALTH["zero_spread_share"],
+        "truncated_share": HEALTH["truncated_share"],
+    }
+    figure, axes = plt.subplots(
+        1, 3, figsize=(10, 3), dpi=DPI, layout="constrained"
+    )
+    for axis, (column, title) in zip(axes, panels.items(), strict=True):
+        looks = zip(
+            metrics.groupby("member"), cycle(COLOURS), cycle("os^D"),
+            strict=False,
+        )  # fmt: skip
+        for (member, rows), colour, mark in looks:
+            axis.plot(
+                rows["step"],
+                rows[column],
+                color=colour,
+                marker=mark,
+                markersize=3,
+                label=f"member {member}",
+            )
+        axis.set_title(title, fontsize=10)
+        axis.set_ylim(bottom=0)
+        if column.endswith("_share"):
+            axis.set_ylim(-0.03, 1.03)
+        axis.grid(alpha=0.3)
+        axis.set_xlabel("step", fontsize=8)
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=6)
+    plt.close(figure)
+    return figure

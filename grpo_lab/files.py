@@ -41,3 +41,37 @@ def read_json(path: Path) -> dict | None:
     if not path.is_file():
         return None
     return json.loads(path.read_text(encoding="utf-8"))
+
+
+def own_directory(path: Path, mark: str) -> Path:
+    """Take a directory for a lesson that writes files of fixed names.
+
+    Args:
+        path: missing, empty, or one that this lesson took before.
+        mark: the lesson's name; a file in the directory holds it.
+
+    Returns:
+        The directory.
+
+    Raises:
+        LabError: it holds other files, is one, or can't be written to.
+    """
+    path = Path(path)
+    note = path / "lesson.json"
+    try:
+        there = sorted(one.name for one in path.iterdir())
+    except FileNotFoundError:
+        there = []
+    except OSError as error:
+        raise LabError(
+            f"{path} can't be used for results: {error.strerror}. Choose "
+            "another OUTPUT_DIR, a new directory."
+        ) from error
+    if there and (read_json(note) or {}).get("lesson") != mark:
+        raise LabError(
+            f"{path.absolute()} holds files that are not of this lesson "
+            f"({', '.join(there[:3])}), and nothing is written among them. "
+            "Choose another OUTPUT_DIR, an empty or a new one."
+        )
+    write_json(note, {"lesson": mark})
+    return path

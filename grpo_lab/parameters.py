@@ -85,6 +85,12 @@ def resolve(
             values[name] = convert(declared[name], value)
         except (ValueError, OverflowError):
             problems.append(_ill_typed(name, declared[name], value))
+    if not str(values.get("OUTPUT_DIR", "runs")).strip():
+        problems.append(
+            "OUTPUT_DIR is empty, so that results would be written among the "
+            "files of the working directory. Type a new directory such as "
+            "OUTPUT_DIR = 'runs/mine'."
+        )
     if problems:
         raise LabError(" ".join(problems))
     return values

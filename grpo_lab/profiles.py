@@ -6,7 +6,7 @@ overrides one value of it. No lesson holds a size of its own.
 
 import difflib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from grpo_lab.errors import LabError
 
@@ -226,6 +226,8 @@ class Profile:
         eval_batch_size: questions answered at once in evaluation.
         run: every other value of `RunSettings` that differs from its default.
         short_steps: optimiser steps of a run that only shows a fault.
+        manifest: what an evolution trains with, in the form of
+            `grpo_lab.arena.manifest`, which knows what its keys mean.
     """
 
     name: str
@@ -238,6 +240,7 @@ class Profile:
     eval_batch_size: int
     run: dict
     short_steps: int = 0
+    manifest: dict = field(default_factory=dict)
 
     def choose_grid(
         self, models: Sequence[str], learning_rates: Sequence[float]
@@ -478,6 +481,121 @@ def first_run(
     [(own, [rate])] = profile.grid.items()
     chosen = {"model": model or own, "learning_rate": rate, **profile.run}
     return RunSettings(**chosen | FIRST_RUN_VALUES[values] | overrides)
+
+
+def _evolution(
+    model: str,
+    steps: int,
+    algorithm: dict,
+    context: int,
+    ranges: dict,
+    lora: dict,
+) -> dict:
+    """A manifest with the published values but for those that are given."""
+    algorithm = {
+        "name": "GRPO",
+        "batch_size": 6,
+        "group_size": 8,
+        "beta": 0.001,
+        "max_grad_norm": 0.1,
+        "temperature": 0.9,
+    } | algorithm
+    per_step = algorithm["batch_size"] * algorithm["group_size"]
+    return {
+        "algorithm": algorithm,
+        "environment": {
+            "name": "gsm8k",
+            "fitness_rows": 100,
+            "test_rows": 200,
+        },
+        "training": {
+            "max_steps": per_step * 2 * steps,
+            "pop_size": 2,
+            "evo_steps": 5,
+            "evaluation_interval": 5,
+        },
+        "mutation": {
+            "rand_seed": 42,
+            "probabilities": {"no_mut": 0.1, "rl_hp_mut": 0.6},
+            "rl_hp_selection": ranges,
+        },
+        "tournament_selection": {"tournament_size": 2, "elitism": True},
+        "network": {
+            "pretrained_model_name_or_path": model,
+            "max_context_length": context,
+            "lora_config": {"lora_r": 16, "lora_alpha": 64} | lora,
+        },
+    }
+
+
+EVOLUTION_RANGES = {
+    "lr": {"min": 1e-7, "max": 1e-4},
+    "beta": {"min": 1e-4, "max": 1e-2},
+}
+ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
+
+EVOLUTION = {
+    row.name: row
+    for row in (
+        replace(
+            FULL,
+            manifest=_evolution(
+                "Qwen/Qwen2.5-3B-Instruct",
+                steps=40,
+                algorithm={
+                    "lr": 5e-6,
+                    "max_output_tokens": 768,
+                    "micro_batch_size_per_gpu": 8,
+                    "gradient_checkpointing": True,
+                },
+                context=1024,
+                ranges=EVOLUTION_RANGES,
+                lora={"target_modules": ATTENTION},
+            ),
+        ),
+        replace(
+            LITE,
+            manifest=_evolution(
+                "Qwen/Qwen2.5-0.5B-Instruct",
+                steps=20,
+                algorithm={
+                    "lr": 1e-5,
+                    "max_output_tokens": 512,
+                    "micro_batch_size_per_gpu": 4,
+                    "gradient_checkpointing": True,
+                },
+                context=1024,
+                ranges=EVOLUTION_RANGES,
+                lora={"target_modules": ATTENTION},
+            ),
+        ),
+        replace(
+            POCKET,
+            manifest=_evolution(
+                "pocket-qwen",
+                steps=20,
+                algorithm={
+                    "lr": 1e-3,
+                    "max_output_tokens": 64,
+                    "max_grad_norm": 1.0,
+                    "temperature": 1.0,
+                },
+                context=256,
+                ranges={
+                    "lr": {"min": 1e-5, "max": 1e-2},
+                    "beta": {"min": 1e-4, "max": 1e-2},
+                },
+                lora={"target_modules": list(ALL_LINEAR)},
+            ),
+        ),
+    )
+}
+"""An evolution: a population of one model, as AgileRL's Arena trains it.
+
+Of the values of that tutorial (docs.agilerl.com, "Training GRPO on GSM8K in
+Arena") lite differs by a rate that can show something in 20 steps (1e-5, not
+5e-6), a context of 1024 tokens, no dropout, and the budget.
+"""
 
 
 def choose(

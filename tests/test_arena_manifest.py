@@ -16,6 +16,7 @@ from grpo_lab.arena.manifest import (
     KNOWN,
     MUTABLE,
     NO_MEANING,
+    PUBLISHED,
     Manifest,
     completion_limit,
     control,
@@ -24,57 +25,6 @@ from grpo_lab.arena.manifest import (
 from grpo_lab.arena.manifest import settings as run_settings
 from grpo_lab.errors import LabError
 from grpo_lab.profiles import ALL_LINEAR
-
-PUBLISHED = """\
-algorithm:
-  name: GRPO
-  batch_size: 6
-  beta: 0.001
-  lr: 0.000005
-  clip_coef: 0.2
-  max_grad_norm: 0.1
-  update_epochs: 1
-  group_size: 8
-  temperature: 0.9
-  calc_position_embeddings: true
-environment:
-  name: gsm8k
-training:
-  max_steps: 100_000
-  evo_steps: 5
-  pop_size: 2
-  eval_loop: 1
-  evaluation_interval: 5
-mutation:
-  mutation_sd: 0.1
-  rand_seed: 42
-  probabilities:
-    no_mut: 0.1
-    arch_mut: 0.0
-    new_layer: 0.0
-    params_mut: 0.0
-    act_mut: 0.0
-    rl_hp_mut: 0.6
-  rl_hp_selection:
-    lr:
-      min: 1e-7
-      max: 1e-5
-    beta:
-      min: 1e-4
-      max: 1e-2
-selection_strategy:
-  tournament_size: 2
-  elitism: true
-network:
-  pretrained_model_name_or_path: Qwen/Qwen2.5-0.5B-Instruct
-  max_context_length: 512
-  lora_config:
-    lora_r: 16
-    lora_alpha: 64
-    target_modules: [q_proj, k_proj, v_proj, o_proj]
-    lora_dropout: 0.05
-    task_type: CAUSAL_LM
-"""
 
 
 def changed(path: str, value: object, base: str = PUBLISHED) -> dict:

@@ -7,7 +7,12 @@ import sys
 import pytest
 
 from grpo_lab.errors import LabError
-from grpo_lab.files import read_json, write_json, write_whole
+from grpo_lab.files import (
+    own_directory,
+    read_json,
+    write_json,
+    write_whole,
+)
 
 
 def test_json_there_and_back(tmp_path):
@@ -54,3 +59,23 @@ def test_a_place_that_is_no_folder_is_told(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(LabError, match="Could not write .*file/under"):
         write_whole(tmp_path / "file" / "under", "text")
+
+
+def test_a_lesson_takes_a_new_an_empty_and_its_own_directory(tmp_path):
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    for folder in (tmp_path / "new" / "deep", empty):
+        assert own_directory(folder, "04") == folder
+        (folder / "reward.py").touch()
+        assert own_directory(folder, "04") == folder
+        with pytest.raises(LabError, match="not of this lesson"):
+            own_directory(folder, "05")
+
+
+def test_a_directory_of_the_users_own_is_left_alone(tmp_path):
+    (tmp_path / "reward.py").write_text("mine")
+    with pytest.raises(LabError, match=r"reward\.py.*another OUTPUT_DIR"):
+        own_directory(tmp_path, "04")
+    assert [one.name for one in tmp_path.iterdir()] == ["reward.py"]
+    with pytest.raises(LabError, match="can't be used for results"):
+        own_directory(tmp_path / "reward.py", "04")

@@ -24,7 +24,12 @@ NOTEBOOKS = [
     for edition in build.EDITIONS
 ]
 # The lessons that have to be there, so that an empty folder can't pass.
-LESSONS = ["01_rewards", "02_first_grpo_run", "03_grid_search"]
+LESSONS = [
+    "01_rewards",
+    "02_first_grpo_run",
+    "03_grid_search",
+    "04_evolve_and_deploy",
+]
 
 SECRET = re.compile(
     r"hf_[A-Za-z0-9]{30,}|sk-[A-Za-z0-9_-]{20,}|gh[oprsu]_[A-Za-z0-9]{30,}"

@@ -215,3 +215,11 @@ def test_in_ipython_later_cells_are_no_parameters(shell):
     shell.run_cell("rows: list[dict] = []\nprofile = 3", store_history=True)
     shell.run_cell("!true", store_history=True)
     assert run_check(shell)["PROFILE"] == "lite"
+
+
+@pytest.mark.parametrize("empty", ["", "  "])
+def test_an_empty_output_directory_is_refused(empty):
+    """It would be the working directory, with the user's own files."""
+    with pytest.raises(LabError, match="OUTPUT_DIR is empty"):
+        resolve({"OUTPUT_DIR": "str"}, {"OUTPUT_DIR": empty})
+    assert resolve({"OUTPUT_DIR": "str"}, {}) == {}

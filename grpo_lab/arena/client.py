@@ -246,6 +246,7 @@ class LocalArena:
         completion: str | None = None,
         control: bool = False,
         force: bool = False,
+        resume: bool = False,
     ) -> Submitted:
         """Check a manifest and a reward file, and start their training.
 
@@ -261,6 +262,8 @@ class LocalArena:
             control: the same budget without evolution: one policy, which
                 gets the completions of the whole population.
             force: submit although the reward file was found wanting.
+            resume: where the very same experiment is there already, go on
+                with it instead of refusing its name.
 
         Raises:
             LabError: something would not work; nothing is registered then.
@@ -269,7 +272,9 @@ class LocalArena:
         from grpo_lab.arena import submission
 
         name = experiment_name or self._next_name(manifest)
-        self.store.refuse_taken("experiment", name)
+        there = resume and self.experiment_exists(name)
+        if not there:
+            self.store.refuse_taken("experiment", name)
         checked = submission.check(
             self.store,
             self.home,
@@ -283,10 +288,13 @@ class LocalArena:
             control=control,
             force=force,
         )
-        with self._new_folder("experiment", name) as (folder, record):
-            checked.write(folder)
-            record |= checked.record
-        job.start(self._experiment(name))
+        if there:
+            self._go_on(name, checked)
+        else:
+            with self._new_folder("experiment", name) as (folder, record):
+                checked.write(folder)
+                record |= checked.record
+            job.start(self._experiment(name))
         return Submitted(
             name,
             checked.findings,
@@ -294,6 +302,23 @@ class LocalArena:
             checked.experiment.system_prompt,
             checked.plan,
         )
+
+    def experiment_exists(self, experiment_name: str) -> bool:
+        """Whether an experiment of that name is registered."""
+        return self.store.has("experiment", experiment_name)
+
+    def _go_on(self, name: str, checked) -> None:
+        """Resume an experiment if it is the one that was just checked."""
+        folder = self._experiment(name)
+        differs = checked.differs(folder)
+        if differs:
+            raise LabError(
+                f"There is another experiment {name!r}: it differs in "
+                f"{', '.join(differs)}. It is left alone. Choose another "
+                "name, or another home for the arena."
+            )
+        if experiments.status(folder)["status"] not in (*ACTIVE, "done"):
+            job.start(folder)
 
     def _next_name(self, source: Path | str | dict) -> str:
         from grpo_lab.arena import manifest
@@ -342,6 +367,11 @@ class LocalArena:
             if now["status"] not in ACTIVE:
                 return
             time.sleep(seconds)
+
+    def wait_for_experiment(self, experiment_name: str) -> dict:
+        """How an experiment stands when its job has ended."""
+        *_, last = self.watch_experiment(experiment_name)
+        return last
 
     def stop_experiment(
         self, experiment_name: str, seconds: float = STOP_SECONDS
@@ -510,6 +540,24 @@ class LocalArena:
                 "Wait for it, or resume it with resume_experiment."
             )
         return found
+
+    def experiment_answers(self, experiment_name: str):
+        """The answers of base and best to the questions that select nothing.
+
+        Returns:
+            Two `evaluation.Evaluation`, the base model's first.
+
+        Raises:
+            LabError: the experiment is not done.
+        """
+        from grpo_lab.evaluation import Evaluation
+
+        self.experiment_result(experiment_name)
+        folder = self._experiment(experiment_name) / "test"
+        return tuple(
+            Evaluation.load(folder / f"{name}.json")
+            for name in ("base", "best")
+        )
 
     def list_checkpoints(self, experiment_name: str) -> list[dict]:
         """The checkpoints, the best first; see `population.checkpoints`."""

@@ -76,6 +76,62 @@ network:
 """
 """A manifest for a machine without a GPU."""
 
+PUBLISHED = """\
+algorithm:
+  name: GRPO
+  batch_size: 6
+  beta: 0.001
+  lr: 0.000005
+  clip_coef: 0.2
+  max_grad_norm: 0.1
+  update_epochs: 1
+  group_size: 8
+  temperature: 0.9
+  calc_position_embeddings: true
+environment:
+  name: gsm8k
+training:
+  max_steps: 100_000
+  evo_steps: 5
+  pop_size: 2
+  eval_loop: 1
+  evaluation_interval: 5
+mutation:
+  mutation_sd: 0.1
+  rand_seed: 42
+  probabilities:
+    no_mut: 0.1
+    arch_mut: 0.0
+    new_layer: 0.0
+    params_mut: 0.0
+    act_mut: 0.0
+    rl_hp_mut: 0.6
+  rl_hp_selection:
+    lr:
+      min: 1e-7
+      max: 1e-5
+    beta:
+      min: 1e-4
+      max: 1e-2
+selection_strategy:
+  tournament_size: 2
+  elitism: true
+network:
+  pretrained_model_name_or_path: Qwen/Qwen2.5-0.5B-Instruct
+  max_context_length: 512
+  lora_config:
+    lora_r: 16
+    lora_alpha: 64
+    target_modules: [q_proj, k_proj, v_proj, o_proj]
+    lora_dropout: 0.05
+    task_type: CAUSAL_LM
+"""
+"""The manifest of the tutorial that the arena follows, value for value.
+
+AgileRL's documentation, "Training GRPO on GSM8K in Arena". It is accepted as
+it is; the lint says what is doubtful in it.
+"""
+
 MUTABLE = {"lr": (0.0, 0.99), "beta": RANGES["beta"]}
 """The hyperparameters that evolution may change, and where they may lie."""
 

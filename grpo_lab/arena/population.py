@@ -286,8 +286,10 @@ class Population:
     ) -> State:
         """The state with its generation in the lineage, and a checkpoint."""
         order = evolution.ranked(state.members, fitness)
+        completions = target * self.plan.completions_per_step
         rows = [
             _lineage_row(state.generation, target, member, fitness, rank)
+            | {"completions": completions}
             for rank, member in enumerate(order, start=1)
         ]
         earlier = [
@@ -346,11 +348,7 @@ class Population:
         part.mkdir(parents=True)
         for file in ADAPTER_FILES:
             shutil.copy(source / file, part / file)
-        completions = row["step"] * self.plan.completions_per_step
-        write_json(
-            part / "checkpoint.json",
-            {"name": name, **row, "completions": completions},
-        )
+        write_json(part / "checkpoint.json", {"name": name, **row})
         part.rename(folder)
         for worse in checkpoints(self.directory)[KEPT_CHECKPOINTS:]:
             if worse["name"] != name:
@@ -425,8 +423,8 @@ def lineage(directory: Path) -> pd.DataFrame:
         of a generation first: `generation`, `step` at which it was measured,
         `rank`, `member`, `parent` (missing where it began from the base
         model), `born` (generation), `change`, `learning_rate`, `beta`,
-        `accuracy` with `low` and `high` of its 95 % interval, and
-        `mean_reward`.
+        `accuracy` with `low` and `high` of its 95 % interval, `mean_reward`,
+        and `completions`, what the population had written by then.
     """
     state = State.load(Path(directory) / "population.json")
     rows = list(state.lineage) if state else []

@@ -58,6 +58,19 @@ class Checked:
             {"status": "queued", "steps": self.plan["steps of each member"]},
         )
 
+    def differs(self, folder: Path) -> list[str]:
+        """In what the experiment in a folder is another one than this."""
+        found = Experiment.load(folder)
+        told = [
+            name
+            for name in Experiment.__dataclass_fields__
+            if getattr(found, name) != getattr(self.experiment, name)
+        ]
+        reward = (folder / "reward.py").read_bytes()
+        if reward != self.reward_file.read_bytes():
+            told.append("reward file")
+        return told
+
 
 def check(
     store: Store,
@@ -131,7 +144,7 @@ def refuse_errors(findings: list[Finding]) -> None:
     """
     errors = [one for one in findings if one.level == "error"]
     if errors:
-        told = " ".join(f"{one.path}: {one.text}" for one in errors)
+        told = " ".join(one.text for one in errors)
         raise LabError(f"This manifest can't be run. {told}")
 
 
@@ -215,11 +228,14 @@ def _resources(
                 f"There is no resource {resource_id!r}; this machine is the "
                 f"only one. Type resource_id={here!r}, or leave it out."
             )
-        text = f"is a machine of AgileRL's Arena; here {here} trains instead."
-        found.append(Finding("warning", f"resource_id {resource_id}", text))
+        text = (
+            f"resource_id {resource_id} is a machine of AgileRL's Arena; here "
+            f"{here} trains instead."
+        )
+        found.append(Finding("warning", "resource_id", text))
     if num_nodes not in (None, 1):
-        text = "asks for several machines; here one trains."
-        found.append(Finding("warning", f"num_nodes {num_nodes}", text))
+        text = f"num_nodes {num_nodes} asks for others; here one trains."
+        found.append(Finding("warning", "num_nodes", text))
     return found
 
 
