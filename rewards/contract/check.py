@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 
 from rewards.batch import RewardError
 from rewards.contract.probes import examples_of
+from rewards.contract.reward_file import BESIDE, OUTSIDE
 from rewards.contract.subjects import subject_of
 from rewards.contract.trial import Trial
 from rewards.contract.verdicts import Verdict, Verdicts
@@ -43,6 +44,15 @@ _CALLS = (
         "Look for a division by zero or a logarithm, and bound it.",
     ),
 )
+# What to do instead when the reason of a failed call holds these words.
+_REMEDIES = {
+    "unexpected keyword": "TRL calls a reward by keyword with more than it "
+    "needs: give it **kwargs.",
+    OUTSIDE: "Return the number and keep no files. What the function needs "
+    "for a moment may go to a relative path or to tempfile; it is gone "
+    "afterwards.",
+    "FileNotFoundError": f"{BESIDE}.",
+}
 # What should not be paid like a right answer: the check, its kind of probe,
 # the words for it, and what to do when it is paid.
 _TRAPS = (
@@ -233,11 +243,9 @@ def _call_failed(trial, name, bad, tried, advice):
     seen = f"{counted} in {tried} completions, the first: {score.reason}"
     if trial.stopped:
         seen += f" ({trial.stopped})"
-    if "unexpected keyword" in score.reason:
-        advice = (
-            "TRL calls a reward by keyword with more than it needs: give it "
-            "**kwargs."
-        )
+    for words, remedy in _REMEDIES.items():
+        if words in score.reason:
+            advice = remedy
     return Verdict(name, False, seen, probe.text, advice)
 
 

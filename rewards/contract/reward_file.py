@@ -11,17 +11,33 @@ file's code never runs in the trainer's process: whatever it does, be it a
 loop without an end, `os._exit`, 50 GB or a crash in C, costs that completion
 its score and nothing else.
 
+Its working directory is an empty temporary one of its own, which is removed
+at the end. It may read everything and write there only: elsewhere Python's
+functions that write raise PermissionError, by an audit hook. That guards
+against accidents, not against malice. What C code opens by itself
+(`torch.save`, `dbm.gnu`, `ctypes`), the programs that the file starts, and
+`os.open` with a `dir_fd` are not seen, and the hook can be got round on
+purpose: the code runs with your rights.
+
 The form of the function is that of AgileRL's Arena, whose reward.py is called
 with the same three keywords.
 """
 
+import atexit
+import contextlib
 import dataclasses
 import inspect
 import math
+import os
 import re
+import shutil
+import stat
 import sys
+import tempfile
+import time
 import traceback
 import types
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,6 +54,13 @@ CALL = ("question", "answer", "completion")
 IMPORT_SECONDS = 60.0  # torch takes half of it on a slow disk
 MEMORY_MIB = 4096
 MAX_REASON_CHARS = 200
+MAX_PATH_CHARS = 60  # of the path that a refusal names
+REMOVALS = 5  # tries, while a killed process may still write
+OUTSIDE = "a reward file may write in its own temporary directory only"
+BESIDE = (
+    "A reward file runs in an empty directory: read what lies beside it "
+    "from Path(__file__).parent"
+)
 
 
 @dataclass(frozen=True)
@@ -73,7 +96,8 @@ def load_reward(path, *, seconds=5.0):
     later change of the file doesn't change a running training.
 
     Raises RewardError when the file is missing, is no Python, can't be
-    imported, or has no function that can be called in this way.
+    imported (as when it writes outside its temporary directory), or has no
+    function that can be called in this way.
 
     >>> import pathlib, tempfile
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "bare.py"
@@ -108,6 +132,11 @@ class FileReward:
     the outcomes scored, timeout, no_gold and error, with the reason of a
     missing score in the column ``NAME/reason``.
 
+    The function finds itself in an empty directory, each process in one of
+    its own; `tempfile` makes its files there. `close` and the end of the
+    program remove them all, unless a signal kills it. A copy, pickled or in a
+    forked process, has processes and directories of its own.
+
     Attributes:
         path, source: the file, and its text as it was when it was loaded.
         seconds: what one call may take.
@@ -119,7 +148,7 @@ class FileReward:
         self.source = source
         self.seconds = seconds
         self.__name__ = re.sub(r"\W", "_", path.stem)
-        self._workers = None
+        self._sandbox = None
 
     def __call__(
         self,
@@ -157,32 +186,35 @@ class FileReward:
         scores *= len(calls)
         for i, (reply,) in zip(
             known,
-            self._pool().ask([[calls[i]] for i in known]),
+            self._opened().ask([[calls[i]] for i in known]),
             strict=True,
         ):
             scores[i] = _score_of(reply)
         return scores
 
     def close(self):
-        """End the processes; the next call would start new ones."""
-        if self._workers is not None:
-            self._workers.close()
-            self._workers = None
+        """End the processes and remove what they wrote.
 
-    def _pool(self):
-        if self._workers is None:
-            self._workers = Workers(
-                "rewards.contract.reward_file:handler_of",
-                str(self.path),
+        The next call would start new ones.
+        """
+        if self._sandbox is not None:
+            self._sandbox.close()
+            self._sandbox = None
+
+    def _opened(self):
+        sandbox = self._sandbox
+        if sandbox is None or sandbox.owner != os.getpid():
+            sandbox = self._sandbox = _Sandbox(
+                "handler_of",
+                self.path,
                 self.source,
                 cpu_seconds=self.seconds,
                 wall_seconds=2 * self.seconds,
-                memory_mib=MEMORY_MIB,
             )
-        return self._workers
+        return sandbox
 
     def __getstate__(self):
-        return self.__dict__ | {"_workers": None}
+        return self.__dict__ | {"_sandbox": None}
 
     def __repr__(self):
         return f"load_reward({str(self.path)!r}, seconds={self.seconds:g})"
@@ -254,6 +286,78 @@ def told(error, path=None):
 # --- in the trainer's process ---------------------------------------------
 
 
+class _Sandbox:
+    """The workers of one reward file and the folder they may write in.
+
+    The folder belongs to the process that made it: a forked copy of this
+    object leaves it alone.
+    """
+
+    def __init__(self, factory, path, source, **limits):
+        self.owner = os.getpid()
+        self.folder = _new_folder()
+        self.workers = Workers(
+            f"rewards.contract.reward_file:{factory}",
+            str(path),
+            source,
+            self.folder,
+            memory_mib=MEMORY_MIB,
+            **limits,
+        )
+        _OPEN.add(self)
+
+    def ask(self, groups):
+        return self.workers.ask(groups)
+
+    def close(self):
+        self.workers.close()
+        if self.folder and self.owner == os.getpid():
+            _remove(self.folder)
+        self.folder = ""
+
+    def __del__(self):
+        if getattr(self, "folder", ""):
+            self.close()
+
+
+_OPEN = weakref.WeakSet()
+
+
+def _close_all():
+    for sandbox in tuple(_OPEN):
+        sandbox.close()
+
+
+# Registered after the one of rewards.workers, and so called before it.
+atexit.register(_close_all)
+
+
+def _new_folder():
+    try:
+        return tempfile.mkdtemp(prefix="reward-")
+    except OSError as error:
+        raise RewardError(
+            "A reward file runs in a temporary directory, and none can be "
+            f"made: {error}. Make room there, or set TMPDIR to a folder that "
+            "you may write in and start Python again."
+        ) from error
+
+
+def _remove(folder):
+    """Remove a folder with all that is in it, as far as it can be."""
+    for attempt in range(REMOVALS):
+        time.sleep(attempt / 50)
+        shutil.rmtree(folder, ignore_errors=True)
+        if not os.path.lexists(folder):
+            return
+        for parent, names, _ in os.walk(folder):
+            for name in names:
+                inner = os.path.join(parent, name)
+                if not os.path.islink(inner):
+                    with contextlib.suppress(OSError):
+                        os.chmod(inner, stat.S_IRWXU)
+
+
 def _read(path):
     if path.suffix != ".py":
         raise RewardError(
@@ -290,19 +394,18 @@ def _read(path):
 
 def _refuse_unusable(path, source):
     """Raise RewardError unless the file can be imported and called."""
-    workers = Workers(
-        "rewards.contract.reward_file:inspector_of",
-        str(path),
+    sandbox = _Sandbox(
+        "inspector_of",
+        path,
         source,
         processes=1,
         cpu_seconds=IMPORT_SECONDS,
         wall_seconds=IMPORT_SECONDS,
-        memory_mib=MEMORY_MIB,
     )
     try:
-        [[reply]] = workers.ask([["look"]])
+        [[reply]] = sandbox.ask([["look"]])
     finally:
-        workers.close()
+        sandbox.close()
     problem = {
         "": reply.value,
         "timeout": f"importing it takes more than {IMPORT_SECONDS:g} seconds. "
@@ -364,11 +467,13 @@ class _UnusableError(Exception):
     """The file can't be used; the message says why and what to do."""
 
 
-def inspector_of(path, source):
+def inspector_of(path, source, folder):
     """Return the handler that says what is wrong with a reward file, or "".
 
-    Called in a worker. Any request has the same answer.
+    Called in a worker, which from then on writes below `folder` only. Any
+    request has the same answer.
     """
+    _enter(folder)
 
     def look(request):
         try:
@@ -380,12 +485,14 @@ def inspector_of(path, source):
     return look
 
 
-def handler_of(path, source):
+def handler_of(path, source, folder):
     """Return the handler that scores one completion with a reward file.
 
-    Called in a worker. A request holds the three keywords of the function;
-    the reply holds the fields of a Score.
+    Called in a worker, which from then on writes below `folder` only. A
+    request holds the three keywords of the function; the reply holds the
+    fields of a Score.
     """
+    _enter(folder)
     function = _load(path, source)
 
     def handle(call):
@@ -419,8 +526,10 @@ def _load(path, source):
             "or do without it"
         ) from None
     except BaseException as error:
+        lost = isinstance(error, FileNotFoundError)
         raise _UnusableError(
-            f"importing it failed with {told(error, path)}. Mend that line"
+            f"importing it failed with {told(error, path)}. "
+            + (BESIDE if lost else "Mend that line")
         ) from None
     function = module.__dict__.get("reward")
     _check_call(function, module)
@@ -482,3 +591,120 @@ def _brief(value):
     except Exception:  # a repr of the value's own
         return "something"
     return text if len(text) <= 40 else text[:37] + "..."
+
+
+# --- the worker's sandbox -------------------------------------------------
+
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_STREAMS = (os.devnull, "/dev/stdout", "/dev/stderr")
+
+# What an audit event changes: the positions of a path among its arguments
+# and of the descriptor of the directory to which that is relative, if any.
+_ON_THE_NAME = {
+    "os.mkdir": [(0, 2)],
+    "os.remove": [(0, 1)],
+    "os.rmdir": [(0, 1)],
+    "os.rename": [(0, 2), (1, 3)],
+    "os.link": [(0, 2), (1, 3)],
+    "os.symlink": [(1, 2)],
+    "shutil.move": [(0, None), (1, None)],
+    "shutil.rmtree": [(0, None)],
+}
+_ON_THE_FILE = {  # these follow a symbolic link
+    "os.truncate": [(0, None)],
+    "os.chmod": [(0, 2)],
+    "os.chown": [(0, 3)],
+    "os.utime": [(0, 3)],
+    "os.setxattr": [(0, None)],
+    "os.removexattr": [(0, None)],
+    "shutil.copytree": [(1, None)],
+}
+_WATCHED = {"open", "sqlite3.connect", *_ON_THE_NAME, *_ON_THE_FILE}
+
+
+def _enter(folder):
+    """Make an empty folder below `folder`, stay in it, and write only there.
+
+    A worker that takes the place of a lost one takes its folder, emptied.
+    """
+    number = os.getppid() if hasattr(os, "fork") else os.getpid()
+    own = os.path.join(os.path.realpath(folder), str(number))
+    _remove(own)
+    os.makedirs(own, exist_ok=True)
+    with contextlib.suppress(FileNotFoundError):  # no working directory
+        sys.path[:] = [
+            os.path.abspath(place) if os.path.exists(place or ".") else place
+            for place in sys.path
+        ]
+    os.chdir(own)
+    tempfile.tempdir = own
+    os.environ.update(dict.fromkeys(("TMPDIR", "TEMP", "TMP"), own))
+    sys.addaudithook(_guard(own))
+
+
+def _guard(own):
+    inside = os.path.join(own, "")
+
+    # Called for every event there is, each import and id(): return fast.
+    def hook(event, args):
+        if event not in _WATCHED:
+            return
+        for place in _changed(event, args):
+            if place != own and not place.startswith(inside):
+                raise _refusal(event, place)
+
+    return hook
+
+
+def _refusal(event, place):
+    if len(place) > MAX_PATH_CHARS:
+        place = "..." + place[3 - MAX_PATH_CHARS :]
+    instead = "return the number and keep no files"
+    if event == "sqlite3.connect":
+        instead = "read it as 'file:PATH?mode=ro' with uri=True"
+    return PermissionError(f"{OUTSIDE}, not in {place}; {instead}")
+
+
+def _changed(event, args):
+    """Return the real paths of what an event is about to change."""
+    if event == "open":
+        return _opened_to_write(*args)
+    if event == "sqlite3.connect":
+        return _database(os.fsdecode(args[0]))
+    found = []
+    for at, base_at in _ON_THE_NAME.get(event) or _ON_THE_FILE[event]:
+        path = args[at]
+        if isinstance(path, int):  # a file that is open already
+            continue
+        path = os.fsdecode(path)
+        if base_at is not None and args[base_at] >= 0:
+            try:
+                base = os.readlink(f"/proc/self/fd/{args[base_at]}")
+            except OSError:  # not Linux: it can't be known
+                continue
+            path = os.path.join(base, path)
+        if event in _ON_THE_NAME:
+            folder, name = os.path.split(path)
+            found.append(os.path.join(os.path.realpath(folder), name))
+        else:
+            found.append(os.path.realpath(path))
+    return found
+
+
+def _opened_to_write(path, mode, flags):
+    writes = flags & _WRITING or (mode and not {*"wax+"}.isdisjoint(mode))
+    if not writes or isinstance(path, int) or path in _STREAMS:
+        return []
+    with contextlib.suppress(OSError):
+        if stat.S_ISCHR(os.stat(path).st_mode):  # a terminal, a GPU
+            return []
+    return [os.path.realpath(os.fsdecode(path))]
+
+
+def _database(name):
+    """Return where SQLite will write for a name or a "file:" URI."""
+    if name.startswith("file:"):
+        name, _, options = name[5:].partition("?")
+        if {"mode=ro", "mode=memory", "immutable=1"} & {*options.split("&")}:
+            return []
+    return [] if name in ("", ":memory:") else [os.path.realpath(name)]
