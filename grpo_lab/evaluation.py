@@ -374,6 +374,14 @@ class Comparison:
             return 1.0
         return float(stats.binomtest(self.gained, differing).pvalue)
 
+    def __str__(self) -> str:
+        """The counts and the test in words, for a sentence."""
+        return (
+            f"they answer {self.gained + self.lost} of {self.total} "
+            f"questions differently, {self.gained} to {self.lost} "
+            f"(exact McNemar p = {self.p_value:.2g})"
+        )
+
 
 def compare(
     first: Evaluation, second: Evaluation, by: str = "correct"

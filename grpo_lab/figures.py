@@ -26,6 +26,9 @@ from rewards import gold_answer
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
 """Of the models, in order; told apart by colour-blind readers (Okabe, Ito)."""
 
+MEMBER_COLOURS = (*COLOURS, "#E69F00", "#56B4E9", "#000000")
+"""Of the members of a population, in the order of birth."""
+
 LINES = ("-", "--", ":", "-.")
 """Of the runs of one model, in order."""
 
@@ -598,7 +601,7 @@ def lineage_figure(lineage: pd.DataFrame, base: float) -> Figure:
     )
     axis.axhline(base, color="#888888", linestyle=":", label="base model")
     at = lineage.set_index(["member", "step"])["accuracy"].to_dict()
-    looks = zip(lineage.groupby("member"), cycle(COLOURS), strict=False)
+    looks = zip(lineage.groupby("member"), cycle(MEMBER_COLOURS), strict=False)
     for place, ((member, rows), colour) in enumerate(looks):
         first = rows.iloc[0]
         steps, accuracy = list(rows["step"]), list(rows["accuracy"])
@@ -691,7 +694,7 @@ def population_curves(metrics: pd.DataFrame) -> Figure:
     )
     for axis, (column, title) in zip(axes, panels.items(), strict=True):
         looks = zip(
-            metrics.groupby("member"), cycle(COLOURS), cycle("os^D"),
+            metrics.groupby("member"), cycle(MEMBER_COLOURS), cycle("os^D"),
             strict=False,
         )  # fmt: skip
         for (member, rows), colour, mark in looks:

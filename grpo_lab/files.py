@@ -43,6 +43,12 @@ def read_json(path: Path) -> dict | None:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
+def readable(path: Path) -> Path:
+    """A path as a reader would type it: from here, if it lies below."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
+
+
 def own_directory(path: Path, mark: str) -> Path:
     """Take a directory for a lesson that writes files of fixed names.
 

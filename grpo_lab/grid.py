@@ -246,17 +246,12 @@ class Grid:
         best, second = self.done[:2]
         pair = evaluation.compare(second.evaluation, best.evaluation)
         names = f"{best.name} and {second.name}"
-        counts = (
-            f"they answer {pair.gained + pair.lost} of {pair.total} "
-            f"questions differently, {pair.gained} to {pair.lost} "
-            f"(exact McNemar p = {pair.p_value:.2g})"
-        )
         if pair.p_value >= 1 - evaluation.CONFIDENCE:
             return (
                 f"The best two, {names}, can't be told apart on these "
-                f"questions: {counts}. Take either, or ask more questions."
+                f"questions: {pair}. Take either, or ask more questions."
             )
-        return f"Of the best two, {names}, the first is better: {counts}."
+        return f"Of the best two, {names}, the first is better: {pair}."
 
     def summary(self) -> dict:
         """Everything that counts, in plain values, for `results.json`."""

@@ -42,8 +42,7 @@ FORM_PROMPTS = {
     ),
     "a box": f"{_STEPS} Put the final number in \\boxed{{}}.",
     "#### and the answer": (
-        f"{_STEPS} Write the final number alone on the last line, after "
-        "####."
+        f"{_STEPS} Write the final number alone on the last line, after ####."
     ),
     "The answer is ...": (
         f"{_STEPS} End with a sentence that begins with 'The answer is' and "

@@ -34,6 +34,7 @@ from nbconvert import HTMLExporter
 from nbformat import NotebookNode
 
 from grpo_lab.errors import LabError
+from grpo_lab.files import readable
 from grpo_lab.parameters import declared_names, resolve
 
 RUNS = Path("runs")  # below the working directory
@@ -191,6 +192,8 @@ def _execute(
             cwd=Path.cwd(),
             progress_bar=False,
             execution_timeout=cell_time_limit,
+            # Else each piece of a streamed answer would be a line of its own.
+            coalesce_streams=True,
             on_cell_start=_announcer(),
         )
     except papermill.PapermillExecutionError as error:
@@ -289,14 +292,9 @@ def _report(executed: Path) -> str:
         f"HTML:        {executed.with_suffix('.html')}",
     ]
     if any(folder.rglob("events.out.tfevents.*")):
-        tool = _shortened(Path(sys.executable).with_name("tensorboard"))
+        tool = readable(Path(sys.executable).with_name("tensorboard"))
         lines.append(f"TensorBoard: {tool} --logdir {folder}")
     return "\n".join(lines)
-
-
-def _shortened(path: Path) -> Path:
-    here = Path.cwd()
-    return path.relative_to(here) if path.is_relative_to(here) else path
 
 
 @contextlib.contextmanager

@@ -3,22 +3,24 @@
 #
 # Which learning rate? Lesson 3 tried a grid of them. Another way is to train a
 # few policies side by side, and every few steps to copy the best and change
-# its settings a little: **evolution**. AgileRL's Arena offers that as a service with
-# an account and paid GPUs. This lesson walks through the same workflow with the same nouns,
-# verbs and files (register a dataset, write `reward.py`, submit a manifest,
-# watch, deploy, ask), on your own machine, offline and free. And it asks what
-# that tutorial does not: was evolution worth its price?
+# its settings a little: **evolution**. AgileRL's Arena offers that as a
+# service with an account and paid GPUs. This lesson walks through the same
+# workflow with the same nouns, verbs and files (register a dataset, write
+# `reward.py`, submit a manifest, watch, deploy, ask), on your own machine,
+# offline and free. And it asks what that tutorial does not: was evolution
+# worth its price?
 #
 # **What you will learn**
 #
 # - how a reward file and a manifest are proved before anything is spent;
-# - how a population of LoRA adapters evolves over one shared base model, and how to read its lineage;
+# - how a population of LoRA adapters evolves over one shared base model, and
+#   how to read its lineage;
 # - how a job outlives its notebook, and what a stop or a crash costs;
 # - how to compare evolution with the same budget without it;
 # - how an adapter becomes a server that speaks the OpenAI interface.
 #
-# **You need** this project, installed, and lesson 3's words: policy, completion,
-# reward, group, adapter, held-out accuracy.
+# **You need** this project, installed, and lesson 3's words: policy,
+# completion, reward, group, adapter, held-out accuracy.
 #
 # | profile | machine | time | memory |
 # | --- | --- | --- | --- |
@@ -92,9 +94,9 @@ print(f"Profile {profile.name}.")
 # %% [markdown]
 # ## The arena
 #
-# An arena is a directory: a small SQLite file says what is registered, and plain
-# files hold the rest. There is no login, since there is nobody to log in to. What does this
-# machine offer?
+# An arena is a directory: a small SQLite file says what is registered, and
+# plain files hold the rest. There is no login, since there is nobody to log in
+# to. What does this machine offer?
 
 # %%
 import pandas as pd
@@ -103,7 +105,8 @@ from grpo_lab import figures
 from grpo_lab.arena import LocalArena
 
 arena = LocalArena(output_dir / "arena")
-figures.table(pd.DataFrame(arena.list_resources()))
+resources = pd.DataFrame(arena.list_resources())
+figures.table(resources, {"memory_gib": "{:.1f}", "free_disk_gib": "{:.0f}"})
 
 # %% [markdown]
 # ## Register a dataset
@@ -116,7 +119,8 @@ figures.table(pd.DataFrame(arena.list_resources()))
 # - **sft**: a `prompt` and its `target` (supervised fine-tuning).
 #
 # The mapping says which column of yours is which. On full and lite this is
-# GSM8K from the Hub; on pocket it is a file of generated problems in GSM8K's form.
+# GSM8K from the Hub; on pocket it is a file of generated problems in GSM8K's
+# form.
 
 # %%
 import json
@@ -137,7 +141,7 @@ else:
         "hf_config": "main",
         "hf_split": "train",
     }
-print(place)
+print({name: str(value) for name, value in place.items()})
 
 # %% [markdown]
 # The rows are read once, checked and copied into the arena.
@@ -156,10 +160,11 @@ columns += ["nulls", "unreadable", "repeated"]
 figures.table(pd.DataFrame(arena.list_datasets())[columns])
 
 # %% [markdown]
-# *Nulls*, *unreadable* golds and *repeated* questions are left out and counted, so that
-# nothing is trained on a row that no answer could be right for. Later the rows are divided in three: some to
-# train on, some that **rank** the policies, and some that **nothing is
-# selected by**, for the honest figure at the end.
+# *Nulls*, *unreadable* golds and *repeated* questions are left out and
+# counted, so that nothing is trained on a row that no answer could be right
+# for. Later the rows are divided in three: some to train on, some that
+# **rank** the policies, and some that **nothing is selected by**, for the
+# honest figure at the end.
 
 # %% [markdown]
 # ## The reward file
@@ -199,10 +204,11 @@ reward_file.write_text(reward_text, encoding="utf-8")
 print(f"{len(reward_text.splitlines())} lines in {reward_file.name}")
 
 # %% [markdown]
-# That file is code of yours, so it never runs inside the trainer: it has a process
-# of its own, with a deadline, and may write in its own temporary directory only. It is also *proved* before
-# it is used, on completions that are built from the golds of your data: right
-# ones in every form, and wrong, empty, cut, copied and hedging ones.
+# That file is code of yours, so it never runs inside the trainer: it has a
+# process of its own, with a deadline, and may write in its own temporary
+# directory only. It is also *proved* before it is used, on completions that
+# are built from the golds of your data: right ones in every form, and wrong,
+# empty, cut, copied and hedging ones.
 
 # %%
 from grpo_lab.arena import datasets
@@ -225,8 +231,8 @@ figures.table(pd.DataFrame(arena.list_projects())[["name", "default"]])
 # %% [markdown]
 # ## The manifest
 #
-# Everything that determines the training stands in one YAML file. These are the
-# profile's values, with yours from above in their place.
+# Everything that determines the training stands in one YAML file. These are
+# the profile's values, with yours from above in their place.
 
 # %%
 import copy
@@ -260,11 +266,11 @@ print(manifest_file.read_text())
 # - `max_steps` counts completions, over the whole population;
 # - every `evo_steps` optimiser steps the population **evolves**. Each policy
 #   answers the same held-out questions, greedily; its accuracy is its
-#   **fitness**. The best goes on as it is (`elitism`). Each other place goes to
-#   a copy of the winner of a **tournament**: `tournament_size` policies are drawn, with
-#   replacement, and the fittest wins;
-# - a copy is **mutated** with probability `rl_hp_mut / (no_mut + rl_hp_mut)`: its
-#   `lr` or its `beta` is multiplied by 1.2 or by 0.8, within its range.
+#   **fitness**. The best goes on as it is (`elitism`). Each other place goes
+#   to a copy of the winner of a **tournament**: `tournament_size` policies are
+#   drawn, with replacement, and the fittest wins;
+# - a copy is **mutated** with probability `rl_hp_mut / (no_mut + rl_hp_mut)`:
+#   its `lr` or its `beta` is multiplied by 1.2 or by 0.8, within its range.
 #
 # The tutorial's own manifest is accepted as well, value for value. The lint
 # says what is doubtful in it before anything is spent.
@@ -279,8 +285,8 @@ figures.table(pd.DataFrame([vars(one) for one in findings]))
 # %% [markdown]
 # ## What would be refused
 #
-# Mistakes are cheap when they are caught before the training. Here are four, and what
-# the arena answers. Nothing is registered for any of them.
+# Mistakes are cheap when they are caught before the training. Here are four,
+# and what the arena answers. Nothing is registered for any of them.
 
 # %%
 from grpo_lab.errors import LabError
@@ -315,11 +321,14 @@ figures.table(pd.DataFrame(refusals.items(), columns=["mistake", "answer"]))
 # ## Submit
 #
 # > **No prompt template?** The published tutorial never tells the model which
-# > form the reward asks for; it has to stumble on it. Here the check of the reward file
-# > knows which form is paid best, and a system prompt that asks for it is supplied and
-# > shown. Write `system_prompt` into the manifest to use your own.
+# > form the reward asks for; it has to stumble on it. Here the check of the
+# > reward file knows which form is paid best, and a system prompt that asks
+# > for it is supplied and shown. Write `system_prompt` into the manifest to
+# > use your own.
 
 # %%
+import textwrap
+
 NAME = "gsm8k-grpo-v1"
 submitted = arena.submit_experiment(
     manifest=manifest_file,
@@ -328,7 +337,7 @@ submitted = arena.submit_experiment(
     experiment_name=NAME,
     resume=True,
 )
-print(submitted.system_prompt)
+print(textwrap.fill(submitted.system_prompt, 79))
 plan = pd.DataFrame(submitted.plan.items(), columns=["what", "value"])
 figures.table(plan.astype(str))
 
@@ -336,12 +345,12 @@ figures.table(plan.astype(str))
 # ## Watch
 #
 # The experiment runs as a process of its own: close this notebook and it goes
-# on. Interrupt the next cell and it goes on as well; run it again to look on. The
-# base model is loaded once, and each policy in turn puts its own adapter on
-# it.
+# on. Interrupt the next cell and it goes on as well; run it again to look on.
+# The base model is loaded once, and each policy in turn puts its own adapter
+# on it.
 #
-# **What you should see**: the reward of all members climbs; every few steps the
-# members are measured, and a new one may appear.
+# **What you should see**: the reward of all members climbs; every few steps
+# the members are measured, and a new one may appear.
 
 # %%
 from IPython.display import display
@@ -361,19 +370,20 @@ assert now["status"] == "done", now["reason"]
 # %%
 metrics_file = arena.download_experiment_metrics(NAME, output_dir)
 metrics = pd.read_csv(metrics_file)
-print(", ".join(metrics.columns))
+print(textwrap.fill(", ".join(metrics.columns), 79))
 figures.population_curves(metrics)
 
 # %% [markdown]
-# As in lesson 3: a share **without spread** near 1 means steps that teach nothing, and
-# **cut** completions never reach their answer. A line that begins in the middle is a
-# copy, which begins with its parent's adapter and optimiser.
+# As in lesson 3: a share **without spread** near 1 means steps that teach
+# nothing, and **cut** completions never reach their answer. A line that begins
+# in the middle is a copy, which begins with its parent's adapter and
+# optimiser.
 
 # %% [markdown]
 # ## The lineage
 #
-# Who descends from whom, what was changed, and how good it was. Square brackets
-# are 95 % intervals.
+# Who descends from whom, what was changed, and how good it was. Square
+# brackets are 95 % intervals.
 
 # %%
 lineage = arena.experiment_lineage(NAME)
@@ -394,22 +404,22 @@ figures.lineage_figure(lineage, base)
 # %% [markdown]
 # Three things to look for:
 #
-# - the member that is *itself* in the next generation is the elite: its adapter,
-#   optimiser and settings were not touched;
-# - do the intervals of the members of one generation overlap? Then the ranking is
-#   partly luck, and more questions (`fitness_rows`) would rank better;
-# - how far did `lr` and `beta` get? One mutation moves a value by a fifth. A few
-#   evolutions can't correct a rate that is wrong by a factor of ten.
+# - the member that is *itself* in the next generation is the elite: its
+#   adapter, optimiser and settings were not touched;
+# - do the intervals of the members of one generation overlap? Then the ranking
+#   is partly luck, and more questions (`fitness_rows`) would rank better;
+# - how far did `lr` and `beta` get? One mutation moves a value by a fifth. A
+#   few evolutions can't correct a rate that is wrong by a factor of ten.
 
 # %% [markdown]
 # ## Was it worth it?
 #
 # Evolution spends its completions on several policies. The same completions
-# could have gone to one policy, which then makes more steps, at the
-# manifest's own `lr` and `beta`. That is the fair control, and it is one word away.
+# could have gone to one policy, which then makes more steps, at the manifest's
+# own `lr` and `beta`. That is the fair control, and it is one word away.
 #
-# It also shows what a stop costs. The next cell stops the job once it has made a few steps; the one after
-# goes on.
+# It also shows what a stop costs. The next cell stops the job once it has made
+# a few steps; the one after goes on.
 
 # %%
 CONTROL = f"{NAME}-control"
@@ -428,8 +438,9 @@ for now in arena.watch_experiment(CONTROL):
 print(f"{now['status']} after step {now['step']} of {now['steps']}")
 
 # %% [markdown]
-# A stop waits for the step that is being made, so nothing is lost. A crash or a `kill -9`
-# costs the step that was being made, and is resumed in the same way.
+# A stop waits for the step that is being made, so nothing is lost. A crash or
+# a `kill -9` costs the step that was being made, and is resumed in the same
+# way.
 
 # %%
 if now["status"] != "done":
@@ -448,11 +459,14 @@ control_lineage = arena.experiment_lineage(CONTROL)
 figures.budget_figure({"evolution": lineage, "control": control_lineage}, base)
 
 # %% [markdown]
-# At equal completions the control has made more steps, so it usually rises
-# earlier. What evolution buys is the chance to find better settings.
+# At equal completions the control has made more steps, so it can rise earlier,
+# and with as many steps between two measurements it is measured more often and
+# has more checkpoints to choose from. What evolution buys is the chance to
+# find better settings.
 #
-# The questions in this figure have *selected* the best checkpoint, so they flatter it. The verdict
-# comes from the other held-out questions, on which nothing was chosen.
+# The questions in this figure have *selected* the best checkpoint, so they
+# flatter it. The verdict comes from the other held-out questions, on which
+# nothing was chosen.
 
 # %%
 from grpo_lab import evaluation
@@ -464,32 +478,29 @@ columns = ["experiment", "best", "questions", *shares, "p_value"]
 figures.table(frame[columns], {**shares, "p_value": "{:.1g}"})
 
 # %% [markdown]
-# Both gained on the base model. Against *each other*, question by question:
+# Each row compares an experiment with its base model. Now both with *each
+# other*, question by question:
 
 # %%
-import textwrap
-
 base_answers, evolved = arena.experiment_answers(NAME)
 _, alone = arena.experiment_answers(CONTROL)
 pair = evaluation.compare(alone, evolved)
-low, high = pair.interval
 better = "evolution" if pair.difference > 0 else "the control"
 verdict = (
     f"{better} was better"
     if pair.p_value < 0.05
-    else "they can't be told apart on these questions"
+    else "which is better can't be told from these questions"
 )
 text = (
-    f"Evolution minus control: {100 * pair.difference:+.1f} points, 95 % "
-    f"interval {100 * low:+.1f} to {100 * high:+.1f}, exact McNemar p = "
-    f"{pair.p_value:.2g}: {verdict}."
+    f"Evolution has {evolved.accuracy:.1%}, the control "
+    f"{alone.accuracy:.1%}: {pair}. So {verdict}."
 )
 print(textwrap.fill(text, 79))
 
 # %% [markdown]
 # One run of each is one draw of luck: another seed may turn it round. A claim
-# that evolution is better (or is not) needs several seeds of both, and
-# that holds for every tutorial that shows a single curve.
+# that evolution is better (or is not) needs several seeds of both, and that
+# holds for every tutorial that shows a single curve.
 
 # %% [markdown]
 # ## Checkpoints
@@ -506,14 +517,14 @@ figures.table(checkpoints[columns], {**shares, "size_mb": "{:.1f}"})
 # %% [markdown]
 # ## Deploy
 #
-# A server needs one model, not a base with an adapter beside it. So the adapter is
-# **merged**: its product is added to the weights. Those weights must not be the
-# 4-bit ones, whose rounding would stay; they are the 16-bit ones of the base model.
-# But the adapter was *trained* on the 4-bit base, so merging may change answers,
-# and it is checked whether it does.
+# A server needs one model, not a base with an adapter beside it. So the
+# adapter is **merged**: its product is added to the weights. Those weights
+# must not be the 4-bit ones, whose rounding would stay; they are the 16-bit
+# ones of the base model. But the adapter was *trained* on the 4-bit base, so
+# merging may change answers, and it is checked whether it does.
 #
-# Then `transformers serve` (on a GPU `vllm serve`, where it is installed) serves them on a
-# free port of this machine, which no other machine can reach.
+# Then `transformers serve` (on a GPU `vllm serve`, where it is installed)
+# serves them on a free port of this machine, which no other machine can reach.
 
 # %%
 deployed = arena.deploy_agent(NAME)
@@ -522,16 +533,16 @@ agreement = deployed["agreement"]
 figures.table(pd.DataFrame([agreement]))
 
 # %% [markdown]
-# *same_text* counts the questions that adapter and merged weights answer
-# word for word alike; what matters is that *merged_correct* is not clearly below
+# *same_text* counts the questions that adapter and merged weights answer word
+# for word alike; what matters is that *merged_correct* is not clearly below
 # *adapter_correct*.
 
 # %% [markdown]
 # ## Ask
 #
-# `open_inference_agent` talks to the server with the official `openai` client and puts
-# the question into the prompt **of the training**. Another prompt would ask a
-# policy that was never trained.
+# `open_inference_agent` talks to the server with the official `openai` client
+# and puts the question into the prompt **of the training**. Another prompt
+# would ask a policy that was never trained.
 
 # %%
 if profile.name == "pocket":
@@ -566,8 +577,8 @@ assert "".join(pieces) == result.results[0].completion
 # %% [markdown]
 # ## The same in a terminal
 #
-# Every verb is a command too. A reader of the Arena tutorial replaces `arena` by
-# `python -m grpo_lab.arena`:
+# Every verb is a command too. A reader of the Arena tutorial replaces `arena`
+# by `python -m grpo_lab.arena`:
 #
 #     python -m grpo_lab.arena datasets create gsm8k --category reasoning \
 #         --hf-dataset openai/gsm8k --hf-config main --hf-split train \
@@ -590,8 +601,9 @@ print(done.stdout)
 # A solution stands right below each task: cover it and try first.
 #
 # **1. Who wins a tournament?** (10 minutes, easy). A population has four
-# members, and a tournament draws two of them, with replacement. How likely is it that
-# the best one wins? The worst? Work it out, then count in 2,000 drawn generations.
+# members, and a tournament draws two of them, with replacement. How likely is
+# it that the best one wins? The worst? Work it out, then count in 2,000 drawn
+# generations.
 
 # %% tags=["solution"]
 from collections import Counter
@@ -617,9 +629,10 @@ for who in by_hand:
     assert abs(by_hand[who] - counted[who]) < 0.03
 
 # %% [markdown]
-# **2. Where does a rate drift to?** (15 minutes, medium). A mutation multiplies
-# by 1.2 or by 0.8, each as often. Without any selection, is the rate of a line of 100
-# mutations as a rule higher or lower than at its start? Guess first.
+# **2. Where does a rate drift to?** (15 minutes, medium). A mutation
+# multiplies by 1.2 or by 0.8, each as often. Without any selection, is the
+# rate of a line of 100 mutations as a rule higher or lower than at its start?
+# Guess first.
 
 # %% tags=["solution"]
 import math
@@ -642,8 +655,9 @@ assert typical < 0.3, "the published mutation drifts downwards"
 # So a rate that falls over a long evolution is no proof that lower rates are
 # better: the mutation alone pulls it down.
 #
-# **3. Does the elite's luck last?** (10 minutes, medium). Take the best member of each
-# generation but the last. In how many cases is it less accurate in the next generation, although it has trained on?
+# **3. Does the elite's luck last?** (10 minutes, medium). Take the best member
+# of each generation but the last. In how many cases is it less accurate in the
+# next generation, although it has trained on?
 
 # %% tags=["solution"]
 falls, lives = 0, 0
@@ -660,13 +674,16 @@ print(f"{falls} of {lives} elites were less accurate a generation later")
 assert 0 <= falls <= lives
 
 # %% [markdown]
-# Whoever is first among several is so partly by luck (regression to the mean), which is
-# why the last word belongs to questions that selected nobody.
+# Whoever is first among several is so partly by luck, and luck does not last
+# (regression to the mean). While a training still rises fast, that can hide
+# it, and none may fall. The last word belongs to questions that selected
+# nobody.
 
 # %% [markdown]
 # ## Clean up
 #
-# The server would run until the machine is switched off. Its weights stay; opening an agent starts it again.
+# The server would run until the machine is switched off. Its weights stay;
+# opening an agent starts it again.
 
 # %%
 arena.stop_deployment(NAME)
@@ -678,14 +695,15 @@ figures.table(listed[["name", "checkpoint", "status"]])
 #
 # - A reward file and a manifest are proved before anything is spent; what is
 #   doubtful is said.
-# - Evolution keeps the best, copies winners and changes their settings; its lineage is
-#   reproducible from one seed.
-# - Fitness selects, so it flatters. Judge on questions that selected nothing, against
-#   the same budget without evolution.
-# - Merge into 16-bit weights, check the answers, and ask with the prompt of the training.
+# - Evolution keeps the best, copies winners and changes their settings; its
+#   lineage is reproducible from one seed.
+# - Fitness selects, so it flatters. Judge on questions that selected nothing,
+#   against the same budget without evolution.
+# - Merge into 16-bit weights, check the answers, and ask with the prompt of
+#   the training.
 #
-# **Next**: your own data: `create_dataset(file=...)`, your own `reward.py`, your own
-# manifest. Symptoms and their fixes are in
+# **Next**: your own data: `create_dataset(file=...)`, your own `reward.py`,
+# your own manifest. Symptoms and their fixes are in
 # [TROUBLESHOOTING.md](../TROUBLESHOOTING.md).
 
 # %% [markdown]
@@ -707,8 +725,8 @@ summary = {
     "results": results,
     "evolution_minus_control": {
         "difference": pair.difference,
-        "low": low,
-        "high": high,
+        "gained": pair.gained,
+        "lost": pair.lost,
         "p_value": pair.p_value,
     },
     "stopped": stopped,

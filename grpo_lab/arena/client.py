@@ -22,7 +22,7 @@ from grpo_lab.arena import job
 from grpo_lab.arena.experiment import ACTIVE, Experiment
 from grpo_lab.arena.store import Store
 from grpo_lab.errors import LabError
-from grpo_lab.files import read_json, write_json, write_whole
+from grpo_lab.files import read_json, readable, write_json, write_whole
 
 # Libraries that take seconds to import come in where they are needed, so that
 # `--help`, lists and a stop answer at once.
@@ -777,7 +777,8 @@ class LocalArena:
         folder = self.home / "experiments" / name
         if not folder.is_dir():
             raise LabError(
-                f"The files of the experiment {name!r} should be in {folder}, "
+                f"The files of the experiment {name!r} should be in "
+                f"{readable(folder)}, "
                 "but somebody moved or deleted them. Put them back, or "
                 "submit the experiment again under another name."
             )

@@ -35,7 +35,7 @@ class Experiment:
         manifest: as `manifest.Manifest.to_dict` gives it.
         dataset: the record of the registered data set; see
             `datasets.Registered`.
-        dataset_folder: where its rows lie.
+        dataset_name: under which it is registered.
         system_prompt: what every policy of it is told.
         max_completion_length: tokens of a completion.
         longest_prompt: tokens of the longest prompt, for the estimates.
@@ -43,7 +43,7 @@ class Experiment:
 
     manifest: dict
     dataset: dict
-    dataset_folder: str
+    dataset_name: str
     system_prompt: str
     max_completion_length: int
     longest_prompt: int
@@ -68,13 +68,14 @@ class Experiment:
         return cls(**saved)
 
 
-def _divided(experiment: Experiment):
+def _divided(directory: Path, experiment: Experiment):
     """The questions of an experiment: `Splits`, and the test rows."""
     from grpo_lab.arena import datasets, manifest
 
     form = manifest.load(experiment.manifest)
     return datasets.splits(
-        Path(experiment.dataset_folder),
+        # Beside it in the same arena, wherever that was moved to.
+        Path(directory).parent.parent / "datasets" / experiment.dataset_name,
         experiment.dataset,
         form.environment.fitness_rows,
         form.environment.test_rows,
@@ -85,7 +86,7 @@ def _divided(experiment: Experiment):
 
 def fitness_rows(directory: Path):
     """The held-out questions that rank the members of an experiment."""
-    splits, _ = _divided(Experiment.load(directory))
+    splits, _ = _divided(directory, Experiment.load(directory))
     return splits.eval
 
 
@@ -106,7 +107,7 @@ def population(directory: Path, progress=None):
     experiment = Experiment.load(directory)
     form = manifest.load(experiment.manifest)
     settings = manifest.settings(form, experiment.max_completion_length)
-    splits, test_rows = _divided(experiment)
+    splits, test_rows = _divided(directory, experiment)
     plan = Plan(
         settings,
         form.training.pop_size,

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from grpo_lab.errors import LabError
+from grpo_lab.files import readable
 
 VERSION = 1
 """Of the tables; a newer one than this is refused."""
@@ -51,8 +52,8 @@ class Store:
             self._prepare()
         except (OSError, sqlite3.Error) as error:
             raise LabError(
-                f"The arena's state in {self.path} can't be used: {error}. "
-                "Choose a directory that you may write to with "
+                f"The arena's state in {readable(self.path)} can't be used: "
+                f"{error}. Choose a directory that you may write to with "
                 "LocalArena(home=...) or --home, or move the broken file "
                 "away; experiments and data sets beside it stay."
             ) from error
@@ -62,8 +63,8 @@ class Store:
             [(found,)] = database.execute("PRAGMA user_version")
             if found > VERSION:
                 raise LabError(
-                    f"The arena in {self.home} was written by a newer "
-                    f"version of this package (state {found}, and this one "
+                    f"The arena in {readable(self.home)} was written by a "
+                    f"newer version of this package (state {found}, and this one "
                     f"knows {VERSION}), so nothing in it is touched. Update "
                     "the package, or choose another directory with "
                     "LocalArena(home=...) or --home."
@@ -133,8 +134,8 @@ class Store:
             f"Type {near[0]!r}." if near else f"Make one with {KINDS[kind]}."
         )
         raise LabError(
-            f"There is no {kind} {name!r} in the arena {self.home}; those "
-            f"that are there: {known}. {advice}"
+            f"There is no {kind} {name!r} in the arena "
+            f"{readable(self.home)}; those that are there: {known}. {advice}"
         )
 
     def all(self, kind: str) -> list[dict]:

@@ -11,7 +11,7 @@ from grpo_lab.arena.lint import Finding, lint
 from grpo_lab.arena.manifest import Manifest
 from grpo_lab.arena.store import Store
 from grpo_lab.errors import LabError
-from grpo_lab.files import write_json, write_whole
+from grpo_lab.files import readable, write_json, write_whole
 from grpo_lab.prompts import FORM_PROMPTS, REASONING_PROMPT, messages
 from rewards.contract import Verdicts, check_reward, load_reward
 
@@ -118,7 +118,7 @@ def check(
     experiment = Experiment(
         manifest=form.to_dict(),
         dataset=_registered(dataset),
-        dataset_folder=str(folder),
+        dataset_name=dataset["name"],
         system_prompt=prompt,
         max_completion_length=limit,
         longest_prompt=longest,
@@ -193,8 +193,8 @@ def _verdicts(
             f"The reward file {path.name} would teach nothing on this data, "
             f"so nothing was submitted. {told} See all verdicts with `python "
             f"-m rewards.contract {path.name} --data "
-            f"{folder / datasets.FILE_NAME}`, or submit it all the same with "
-            "force=True (--force)."
+            f"{readable(folder / datasets.FILE_NAME)}`, or submit it all the "
+            "same with force=True (--force)."
         )
     return verdicts
 
