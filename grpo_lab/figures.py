@@ -553,7 +553,7 @@ def status_table(now: dict) -> Styler:
 
 
 def lineage_table(lineage: pd.DataFrame) -> Styler:
-    """Who descends from whom; see `arena.population.lineage`.
+    """Who descends from whom; see `arena.records.lineage`.
 
     A copy's own change stands in the generation in which it was born.
     """
@@ -593,7 +593,7 @@ def lineage_figure(lineage: pd.DataFrame, base: float) -> Figure:
     """The accuracy of each member, each copy joined to its parent.
 
     Args:
-        lineage: see `arena.population.lineage`.
+        lineage: see `arena.records.lineage`.
         base: accuracy of the base model on the same questions, 0 to 1.
     """
     figure, axis = plt.subplots(
@@ -682,7 +682,7 @@ def population_curves(metrics: pd.DataFrame) -> Figure:
     """Reward, spread and truncation of every member over its steps.
 
     Args:
-        metrics: see `arena.population.metrics`.
+        metrics: see `arena.records.metrics`.
     """
     panels = {
         "reward": "Reward",

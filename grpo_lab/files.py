@@ -1,6 +1,7 @@
 """Files that a crash never leaves half-written."""
 
 import contextlib
+import csv
 import json
 import os
 from pathlib import Path
@@ -81,3 +82,19 @@ def own_directory(path: Path, mark: str) -> Path:
         )
     write_json(note, {"lesson": mark})
     return path
+
+
+def read_metrics(path: Path) -> list[dict]:
+    """The rows of a `metrics.csv`, numbers as numbers; [] if none.
+
+    A last line that a kill cut short is left out.
+    """
+    if not Path(path).is_file():
+        return []
+    with Path(path).open(newline="") as file:
+        lines = [line for line in file if line.endswith("\n")]
+    rows = [
+        {name: float(v) if v else None for name, v in row.items()}
+        for row in csv.DictReader(lines)
+    ]
+    return [{**row, "step": int(row["step"])} for row in rows]

@@ -29,7 +29,12 @@ from transformers import (
 from trl import GRPOConfig, GRPOTrainer
 
 from grpo_lab.errors import LabError
-from grpo_lab.files import read_json, write_json, write_whole
+from grpo_lab.files import (
+    read_json,
+    read_metrics,
+    write_json,
+    write_whole,
+)
 from grpo_lab.models import compute_dtype, precision_flags
 from grpo_lab.profiles import SCHEDULERS, RunSettings
 from grpo_lab.prompts import TEMPLATE_VALUES
@@ -691,22 +696,6 @@ def memory_in_use() -> float:
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 2**30
     return psutil.Process().memory_info().rss / 2**30
-
-
-def read_metrics(path: Path) -> list[dict]:
-    """The rows of a `metrics.csv`, numbers as numbers; [] if none.
-
-    A last line that a kill cut short is left out.
-    """
-    if not Path(path).is_file():
-        return []
-    with Path(path).open(newline="") as file:
-        lines = [line for line in file if line.endswith("\n")]
-    rows = [
-        {name: float(v) if v else None for name, v in row.items()}
-        for row in csv.DictReader(lines)
-    ]
-    return [{**row, "step": int(row["step"])} for row in rows]
 
 
 def _csv_text(columns: list[str], rows: list[dict]) -> str:

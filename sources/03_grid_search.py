@@ -622,8 +622,9 @@ assert {run.learning_rate for run in ranks} == {best.settings.learning_rate}
 # - Everything about a run lies in its directory, and a crash costs at most
 #   one step.
 #
-# **Next**: look into a run's `completions/` to see what its policy was paid
-# for. Symptoms and their fixes are in
+# **Next**: lesson 4 lets a population evolve its learning rate, and serves the
+# best policy. Or look into a run's `completions/` to see what its policy was
+# paid for. Symptoms and their fixes are in
 # [TROUBLESHOOTING.md](../TROUBLESHOOTING.md).
 
 # %% [markdown]

@@ -24,8 +24,8 @@
 #
 # | profile | machine | time | memory |
 # | --- | --- | --- | --- |
-# | `full` | GPU with 80 GB or more | about 6 h, estimated | 30 GB, estimated |
-# | `lite` | GPU with 15 GB or more | about 1.5 h on a T4, estimated | 8 GB, estimated |
+# | `full` | GPU with 80 GB or more | about 4 h, estimated | 15 GB, estimated |
+# | `lite` | GPU with 15 GB or more | about 2 h on a T4, estimated | 5 GB, estimated |
 # | `pocket` | 2 CPU cores, no GPU, no network | about 5 min, measured | 1.6 GiB, measured |
 #
 # Interrupted? Run the notebook again with the same `OUTPUT_DIR`: it goes on

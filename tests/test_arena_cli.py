@@ -837,7 +837,7 @@ def test_data_sets_come_and_go(home):
     assert "projects create" in shown
     assert line("datasets exists mine").stdout == "yes\n"
     assert value("datasets", "list")[0]["rows"] == 60
-    assert "already a dataset" in create("mine", code=2).stderr
+    assert "a dataset that is there already" in create("mine", code=2).stderr
     line("datasets delete mine")
     assert value("datasets", "list") == []
     assert not (home / "datasets" / "mine").exists()

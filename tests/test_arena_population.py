@@ -11,7 +11,7 @@ from conftest import quick_settings
 from safetensors.torch import load_file
 
 from grpo_lab import training
-from grpo_lab.arena import population
+from grpo_lab.arena import population, records
 from grpo_lab.arena.evolution import Rules
 from grpo_lab.arena.population import Plan, Population, Stopped
 from grpo_lab.data import load_splits
@@ -61,13 +61,13 @@ def adapter(folder) -> dict[str, torch.Tensor]:
 
 
 def newest(directory, number: int) -> dict[str, torch.Tensor]:
-    folder = population.member_folder(directory, number)
+    folder = records.member_folder(directory, number)
     return adapter(training.last_checkpoint(folder))
 
 
 def test_the_lineage_tells_every_generation(trained):
     _, directory = trained
-    rows = population.lineage(directory)
+    rows = records.lineage(directory)
     assert rows["generation"].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
     assert rows["step"].tolist() == [2, 2, 4, 4, 6, 6, 7, 7]
     assert set(rows["rank"]) == {1, 2}
@@ -88,7 +88,7 @@ def test_the_elite_goes_on_as_if_nothing_had_happened(
 ):
     """Weights, optimiser, rate and random numbers: a run of its own."""
     the_plan, directory = trained
-    rows = population.lineage(directory)
+    rows = records.lineage(directory)
     lives = rows[rows["parent"].isna()].groupby("member")["step"].max()
     number, steps = lives.idxmax(), int(lives.max())
     assert steps > the_plan.evo_steps, "no first member outlived a generation"
@@ -112,8 +112,8 @@ def test_the_elite_goes_on_as_if_nothing_had_happened(
 def test_a_copy_begins_with_its_parent_and_its_own_rate(trained):
     """Its first step has the mutated rate, and its metrics begin there."""
     _, directory = trained
-    rows = population.lineage(directory)
-    steps = population.metrics(directory)
+    rows = records.lineage(directory)
+    steps = records.metrics(directory)
     for row in rows[rows["born"] > 0].to_dict("records"):
         own = steps[steps["member"] == row["member"]]
         assert own["step"].min() == 2 * row["born"] + 1
@@ -123,8 +123,8 @@ def test_a_copy_begins_with_its_parent_and_its_own_rate(trained):
 
 def test_metrics_have_their_columns_and_every_step_once(trained):
     the_plan, directory = trained
-    steps = population.metrics(directory)
-    assert tuple(steps.columns) == population.COLUMNS
+    steps = records.metrics(directory)
+    assert tuple(steps.columns) == records.COLUMNS
     assert steps.groupby("step").size().tolist() == [2] * 7
     assert not steps.duplicated(["step", "member"]).any()
     per_step = 2 * the_plan.settings.completions_per_step
@@ -144,11 +144,11 @@ def test_all_are_ranked_by_the_same_questions(trained, splits):
 
 def test_checkpoints_are_listed_best_first(trained):
     _, directory = trained
-    found = population.checkpoints(directory)
+    found = records.checkpoints(directory)
     assert {one["step"] for one in found} == {2, 4, 6, 7}
     keys = [(one["accuracy"], one["mean_reward"]) for one in found]
     assert keys == sorted(keys, reverse=True)
-    rows = population.lineage(directory)
+    rows = records.lineage(directory)
     for one in found:
         [best] = rows[
             (rows["step"] == one["step"]) & (rows["rank"] == 1)
@@ -165,8 +165,8 @@ def test_only_the_best_and_the_newest_checkpoints_stay(
 ):
     monkeypatch.setattr(population, "KEPT_CHECKPOINTS", 1)
     of(plan, splits, tmp_path).train()
-    left = {one["step"] for one in population.checkpoints(tmp_path)}
-    rows = population.lineage(tmp_path)
+    left = {one["step"] for one in records.checkpoints(tmp_path)}
+    rows = records.lineage(tmp_path)
     first = rows[rows["rank"] == 1].sort_values(
         ["accuracy", "mean_reward"], ascending=False, kind="stable"
     )
@@ -197,11 +197,11 @@ def test_a_kill_costs_one_step(trained, splits, tmp_path, at):
     ).train()
     assert made[0] == at
     pd.testing.assert_frame_equal(
-        population.lineage(tmp_path), population.lineage(directory)
+        records.lineage(tmp_path), records.lineage(directory)
     )
     same = ["step", "member", "reward", "loss", "kl", "learning_rate"]
     pd.testing.assert_frame_equal(
-        population.metrics(tmp_path)[same], population.metrics(directory)[same]
+        records.metrics(tmp_path)[same], records.metrics(directory)[same]
     )
 
 
@@ -223,7 +223,7 @@ def test_a_kill_between_generations_costs_nothing(
     monkeypatch.undo()
     of(the_plan, splits, tmp_path).train()
     pd.testing.assert_frame_equal(
-        population.lineage(tmp_path), population.lineage(directory)
+        records.lineage(tmp_path), records.lineage(directory)
     )
 
 
@@ -247,7 +247,7 @@ def test_a_stop_saves_its_step_and_is_gone_on_from(trained, splits, tmp_path):
     # seen at the end of the next step, which is the last of its generation
     assert made[0] == (0, 3)
     pd.testing.assert_frame_equal(
-        population.lineage(tmp_path), population.lineage(directory)
+        records.lineage(tmp_path), records.lineage(directory)
     )
 
 
@@ -261,7 +261,7 @@ def test_a_finished_population_can_go_on(trained, splits, tmp_path):
     of(longer, splits, tmp_path / "parts").train()
     of(longer, splits, tmp_path / "whole").train()
     found, expected = (
-        population.lineage(tmp_path / name) for name in ("parts", "whole")
+        records.lineage(tmp_path / name) for name in ("parts", "whole")
     )
     pd.testing.assert_frame_equal(found, expected)
     assert found["step"].max() == 9

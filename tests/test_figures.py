@@ -403,3 +403,79 @@ def test_a_reward_of_nothing_at_first_is_drawn(tmp_path):
     evaluations = {0: graded("+-"), 6: graded("+-")}
     figure = figures.reward_and_accuracy({"run": (run, evaluations)})
     assert figure.axes[0].lines[0].get_ydata()[-1] == 0.5
+
+
+# --- A population -----------------------------------------------------------
+
+
+def lineage_of(*rows) -> pd.DataFrame:
+    """Rows of generation, step, rank, member, parent, born, accuracy."""
+    names = ["generation", "step", "rank", "member", "parent", "born"]
+    frame = pd.DataFrame(
+        [dict(zip([*names, "accuracy"], row, strict=True)) for row in rows]
+    )
+    frame["parent"] = frame["parent"].astype("Int64")
+    frame["change"] = ["lr x1.2" if b else "" for b in frame["born"]]
+    frame["learning_rate"], frame["beta"] = 1e-3, 1e-3
+    frame["low"], frame["high"] = frame["accuracy"] - 0.1, frame["accuracy"]
+    frame["mean_reward"] = 1.0
+    frame["completions"] = 96 * frame["step"]
+    return frame
+
+
+FAMILY = lineage_of(
+    (0, 5, 1, 0, None, 0, 0.4),
+    (0, 5, 2, 1, None, 0, 0.3),
+    (1, 10, 1, 2, 0, 1, 0.8),
+    (1, 10, 2, 0, None, 0, 0.6),
+)
+
+
+def test_the_lineage_says_where_each_member_came_from():
+    text = figures.lineage_table(FAMILY).to_html()
+    assert text.count("the base model") == 2
+    assert "copy of 0, lr x1.2" in text and "itself" in text
+    assert "80% [70, 80]" in text
+
+
+def test_a_copy_is_joined_to_its_parent():
+    figure = figures.lineage_figure(FAMILY, base=0.25)
+    [axis] = figure.axes
+    dashed = [line for line in axis.lines if line.get_linestyle() == "--"]
+    assert len(dashed) == 1
+    (start, _), (before, after) = dashed[0].get_xdata(), dashed[0].get_ydata()
+    assert (start, before, after) == (5, 0.4, 0.8)
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert labels[0] == "base model" and len(labels) == 4
+
+
+def test_a_budget_begins_at_the_base_and_shows_the_best():
+    figure = figures.budget_figure({"a": FAMILY, "b": FAMILY}, base=0.25)
+    [axis] = figure.axes
+    first = axis.lines[0]
+    assert list(first.get_xdata()) == [0, 480, 960]
+    assert list(first.get_ydata()) == [0.25, 0.4, 0.8]
+
+
+def test_every_member_has_its_curve():
+    metrics = pd.DataFrame(
+        {
+            "step": [1, 1, 2, 2],
+            "member": [0, 1, 0, 2],
+            "reward": [0.1, 0.2, 0.3, 0.4],
+            "zero_spread_share": [0.0] * 4,
+            "truncated_share": [0.0] * 4,
+        }
+    )
+    figure = figures.population_curves(metrics)
+    assert [len(axis.lines) for axis in figure.axes] == [3, 3, 3]
+    colours = {line.get_color() for line in figure.axes[0].lines}
+    assert len(colours) == 3
+
+
+def test_the_status_of_an_experiment_fits_a_line():
+    now = {"status": "running", "reason": "", "step": 3, "steps": 0}
+    text = figures.status_table(now).to_html()
+    assert "running" in text and "3 of ?" in text
+    now |= {"steps": 8, "member": 1, "reward": 0.5}
+    assert "3 of 8" in figures.status_table(now).to_html()

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import nbformat
+import psutil
 import pytest
 
 from grpo_lab.pocket import WEIGHTS_DIR
@@ -301,3 +302,113 @@ def test_the_published_values_can_be_run(tmp_path):
         for out in cell.outputs
     ]
     assert any("between <think> and" in text for text in printed)
+
+
+@pytest.fixture(scope="module")
+def evolved(tmp_path_factory):
+    """The arena lesson on the pocket profile, server included."""
+    output = tmp_path_factory.mktemp("lessons") / "04"
+    done = run_lesson(
+        "04_evolve_and_deploy", output, "-p", "PROFILE", "pocket"
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    results = json.loads((output / "run" / "results.json").read_text())
+    notebook = nbformat.read(output / "04_evolve_and_deploy.ipynb", 4)
+    return output, results, notebook
+
+
+def test_a_population_evolves_and_learns(evolved):
+    """Two members, three evolutions, and a gain on fresh questions."""
+    _, results, _ = evolved
+    rows = results["lineage"]
+    assert {row["generation"] for row in rows} == {0, 1, 2, 3}
+    for generation in range(4):
+        now = [row for row in rows if row["generation"] == generation]
+        assert len(now) == 2 and {row["rank"] for row in now} == {1, 2}
+    assert sum(row["parent"] is not None for row in rows) >= 3
+    for name, found in results["results"].items():
+        assert found["questions"] == 200
+        assert 0.2 < found["before"] < 0.6, name
+        assert found["gain"] > 0.2 and found["gain_interval"][0] > 0, name
+    best = results["checkpoints"][0]
+    first = results["results"]["gsm8k-grpo-v1"]
+    assert best["name"] == first["best"]
+    assert best["accuracy"] == max(row["accuracy"] for row in rows)
+
+
+def test_the_verdict_is_that_of_the_answers(evolved):
+    """Evolution against control, on questions that selected nothing."""
+    output, results, notebook = evolved
+    pair = results["evolution_minus_control"]
+    folder = output / "run" / "arena" / "experiments"
+    marks = []
+    for name in ("gsm8k-grpo-v1", "gsm8k-grpo-v1-control"):
+        file = folder / name / "test" / "best.json"
+        answers = json.loads(file.read_text())["answers"]
+        marks.append([answer["correct"] for answer in answers])
+    evolution, control = marks
+    gained = sum(a > b for a, b in zip(evolution, control, strict=True))
+    lost = sum(a < b for a, b in zip(evolution, control, strict=True))
+    assert (pair["gained"], pair["lost"]) == (gained, lost)
+    printed = "".join(
+        out.get("text", "")
+        for cell in notebook.cells
+        if cell.cell_type == "code"
+        for out in cell.outputs
+    )
+    assert f"{gained} to {lost}" in printed.replace("\n", " ")
+
+
+def test_what_was_stopped_was_gone_on_with(evolved):
+    _, results, _ = evolved
+    assert results["stopped"]["status"] == "stopped"
+    assert 0 < results["stopped"]["step"] < results["stopped"]["steps"]
+
+
+def test_the_mistakes_are_refused_with_the_remedy(evolved):
+    _, results, _ = evolved
+    told = results["refusals"]
+    assert "group_size: 8" in told["a group of one"]
+    assert "algorithm.beta" in told["a misspelt key"]
+    assert "create_dataset" in told["no such dataset"]
+    assert "pays for right" in told["a reward that never pays"]
+    assert len(told) == 4
+
+
+def test_the_deployed_policy_answered_and_nothing_runs(evolved):
+    output, results, _ = evolved
+    answer = results["answer"]
+    assert answer.count("<reasoning>") == answer.count("</answer>") == 1
+    assert not results["truncated"]
+    agreement = results["agreement"]
+    assert agreement["questions"] == 50 and not agreement["worse"]
+    assert [one["status"] for one in results["deployments"]] == ["down"]
+    left = [
+        process.pid
+        for process in psutil.process_iter()
+        if str(output) in " ".join(_command(process))
+    ]
+    assert left == []
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def test_the_arena_lesson_shows_what_it_promises(evolved):
+    """Three figures, a streamed answer as one text, no error, no warning."""
+    _, results, notebook = evolved
+    outputs = [
+        out
+        for cell in notebook.cells
+        if cell.cell_type == "code"
+        for out in cell.outputs
+    ]
+    kinds = [set(out.get("data", {})) for out in outputs]
+    assert sum("image/png" in kind for kind in kinds) == 3
+    assert not any(out.get("name") == "stderr" for out in outputs)
+    texts = [out.get("text", "") for out in outputs]
+    assert sum(results["answer"] in text for text in texts) == 2

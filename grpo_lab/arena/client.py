@@ -22,7 +22,7 @@ from grpo_lab.arena import job
 from grpo_lab.arena.experiment import ACTIVE, Experiment
 from grpo_lab.arena.store import Store
 from grpo_lab.errors import LabError
-from grpo_lab.files import read_json, readable, write_json, write_whole
+from grpo_lab.files import read_json, readable, write_whole
 
 # Libraries that take seconds to import come in where they are needed, so that
 # `--help`, lists and a stop answer at once.
@@ -269,6 +269,9 @@ class LocalArena:
             LabError: something would not work; nothing is registered then.
             RewardError: the reward file can't be used at all.
         """
+        from grpo_lab import environment
+
+        environment.prepare()
         from grpo_lab.arena import submission
 
         name = experiment_name or self._next_name(manifest)
@@ -484,10 +487,10 @@ class LocalArena:
     # --- What came of it ----------------------------------------------------
 
     def experiment_metrics(self, experiment_name: str):
-        """All optimiser steps so far as a frame; see `population.metrics`."""
-        from grpo_lab.arena import population
+        """All optimiser steps so far as a frame; see `records.metrics`."""
+        from grpo_lab.arena import records
 
-        return population.metrics(self._experiment(experiment_name))
+        return records.metrics(self._experiment(experiment_name))
 
     def download_experiment_metrics(
         self, experiment_name: str, output_path: Path | str | None = None
@@ -500,7 +503,7 @@ class LocalArena:
                 replaced, any other is not.
 
         Returns:
-            The path of the file; its columns are `population.COLUMNS`.
+            The path of the file; its columns are `records.COLUMNS`.
 
         Raises:
             LabError: there is no such experiment, or the file is another's.
@@ -521,10 +524,10 @@ class LocalArena:
         return path
 
     def experiment_lineage(self, experiment_name: str):
-        """Who descends from whom, as a frame; see `population.lineage`."""
-        from grpo_lab.arena import population
+        """Who descends from whom, as a frame; see `records.lineage`."""
+        from grpo_lab.arena import records
 
-        return population.lineage(self._experiment(experiment_name))
+        return records.lineage(self._experiment(experiment_name))
 
     def experiment_result(self, experiment_name: str) -> dict:
         """What `result.json` says of base and best on the test questions.
@@ -560,10 +563,10 @@ class LocalArena:
         )
 
     def list_checkpoints(self, experiment_name: str) -> list[dict]:
-        """The checkpoints, the best first; see `population.checkpoints`."""
-        from grpo_lab.arena import population
+        """The checkpoints, the best first; see `records.checkpoints`."""
+        from grpo_lab.arena import records
 
-        return population.checkpoints(self._experiment(experiment_name))
+        return records.checkpoints(self._experiment(experiment_name))
 
     # --- Deployments --------------------------------------------------------
 
@@ -588,10 +591,31 @@ class LocalArena:
             LabError: there are no checkpoints, the port is in use, or the
                 server does not start.
         """
-        folder = self._experiment(experiment_name)
+        from grpo_lab import environment
+
+        environment.prepare()
+        from grpo_lab.arena import serving
+
         chosen = self._checkpoint(experiment_name, checkpoint)
-        self._free_deployment(experiment_name)
-        return self._deploy(experiment_name, folder, chosen, port)
+        before = self._deployed(experiment_name)
+        if before is None or before.port != port:
+            serving.refuse_port_in_use(port)
+        record = self._merged(experiment_name, chosen)
+        if before is not None:
+            serving.stop(before)
+        if self.store.has("deployment", experiment_name):
+            self.store.update("deployment", experiment_name, **record)
+        else:
+            self.store.add("deployment", experiment_name, record)
+        self._serve(experiment_name, port)
+        self._forget_other_weights(experiment_name, chosen["name"])
+        return self._deployment(self.store.get("deployment", experiment_name))
+
+    def _deployed(self, name: str):
+        """The server of a deployment, whether or not it runs; else None."""
+        if not self.store.has("deployment", name):
+            return None
+        return _server(self.store.get("deployment", name))
 
     def _checkpoint(self, experiment_name: str, name: str | None) -> dict:
         every = self.list_checkpoints(experiment_name)
@@ -613,34 +637,31 @@ class LocalArena:
             "the checkpoint out to deploy the best."
         )
 
-    def _free_deployment(self, name: str) -> None:
-        if self.store.has("deployment", name):
-            self.stop_deployment(name)
-
-    def _deploy(
-        self, name: str, folder: Path, checkpoint: dict, port: int | None
-    ) -> dict:
+    def _merged(self, name: str, checkpoint: dict) -> dict:
+        """Merge a checkpoint, and the record of its deployment."""
         from grpo_lab.arena import serving
 
+        folder = self._experiment(name)
         plan = read_json(folder / "plan.json")["settings"]
         adapter = folder / "checkpoints" / checkpoint["name"]
-        target = self.home / "deployments" / name
-        serving.refuse_port_in_use(port)
-        serving.merge(plan["model"], adapter, target / "model")
-        agreement = self._agreement(folder, plan, adapter, target / "model")
-        write_json(target / "agreement.json", agreement)
-        record = {
+        target = self._weights(name, checkpoint["name"])
+        serving.merge(plan["model"], adapter, target)
+        return {
             "experiment": name,
             "checkpoint": checkpoint["name"],
-            "agreement": agreement,
+            "agreement": self._agreement(folder, plan, adapter, target),
             "server": None,
         }
-        if self.store.has("deployment", name):
-            self.store.update("deployment", name, **record)
-        else:
-            self.store.add("deployment", name, record)
-        self._serve(name, port)
-        return self._deployment(self.store.get("deployment", name))
+
+    def _weights(self, name: str, checkpoint: str) -> Path:
+        """Where the merged weights of a checkpoint lie."""
+        return self.home / "deployments" / name / checkpoint
+
+    def _forget_other_weights(self, name: str, checkpoint: str) -> None:
+        """Delete what earlier deployments of an experiment have merged."""
+        for other in (self.home / "deployments" / name).glob("step_*"):
+            if other.is_dir() and other.name != checkpoint:
+                shutil.rmtree(other, ignore_errors=True)
 
     def _agreement(
         self, folder: Path, plan: dict, adapter: Path, merged: Path
@@ -677,10 +698,10 @@ class LocalArena:
     def _serve(self, name: str, port: int | None = None) -> None:
         from grpo_lab.arena import serving
 
-        folder = self.home / "deployments" / name
-        server = serving.start(
-            folder / "model", folder / "server.log", port=port
-        )
+        record = self.store.get("deployment", name)
+        weights = self._weights(name, record["checkpoint"])
+        log = weights.with_name("server.log")
+        server = serving.start(weights, log, port=port)
         self.store.update("deployment", name, server=server.to_dict())
 
     def list_inference_deployments(self) -> list[dict]:

@@ -132,9 +132,9 @@ def next_generation(
         >>> fitness = {0: Fitness(3, 10, 0.5), 1: Fitness(5, 10, 0.9)}
         >>> rules = Rules(2, True, 1.0, {"lr": (1e-4, 1e-2)}, seed=1)
         >>> for one in next_generation(members, fitness, rules, 1, 2):
-        ...     print(one.number, one.parent, one.learning_rate, one.change)
-        1 None 0.001
-        2 1 0.0008 lr x0.8
+        ...     print([one.number, one.parent, one.learning_rate, one.change])
+        [1, None, 0.001, '']
+        [2, 1, 0.0008, 'lr x0.8']
     """
     chance = random.Random(f"{rules.seed}/{generation}")
     order = ranked(members, fitness)

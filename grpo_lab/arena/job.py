@@ -132,6 +132,7 @@ def _train(directory: Path, status: Status) -> None:
     def progress(member, step: int, row: dict) -> None:
         status.tell(
             step=step,
+            generation=(step - 1) // trained.plan.evo_steps,
             member=member.number,
             reward=row["reward"],
             seconds_per_step=row["seconds"],

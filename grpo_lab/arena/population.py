@@ -22,13 +22,13 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-import pandas as pd
 from datasets import Dataset
 from transformers import TrainerCallback
 
 from grpo_lab import evaluation, models, training
 from grpo_lab.arena import evolution
 from grpo_lab.arena.evolution import Fitness, Member, Rules
+from grpo_lab.arena.records import ADAPTER_FILES, checkpoints, member_folder
 from grpo_lab.data import Splits
 from grpo_lab.evaluation import Evaluation
 from grpo_lab.files import read_json, write_json
@@ -36,20 +36,6 @@ from grpo_lab.profiles import RunSettings
 
 KEPT_CHECKPOINTS = 5
 """The best that are kept, beside the newest one."""
-
-ADAPTER_FILES = ("adapter_model.safetensors", "adapter_config.json")
-
-COLUMNS = (
-    "step", "generation", "member", "completions", "learning_rate", "beta",
-    "reward", "reward_std", "zero_spread_share", "truncated_share",
-    "mean_length", "loss", "grad_norm", "entropy", "kl", "failed_share",
-    "seconds", "memory_gib",
-)  # fmt: skip
-"""Columns of `metrics`; see `training.METRICS` for those of a step.
-
-`step` counts a member's optimiser steps, those of its ancestors included, and
-`completions` what the whole population has written when it gets there.
-"""
 
 Progress = Callable[[Member, int, dict], None]
 """Called after each optimiser step: member, its step, its row of metrics."""
@@ -384,11 +370,6 @@ class Population:
         )
 
 
-def member_folder(directory: Path, number: int) -> Path:
-    """The run directory of a member."""
-    return Path(directory) / "members" / f"{number:03d}"
-
-
 def _lineage_row(
     generation: int,
     step: int,
@@ -413,72 +394,3 @@ def _lineage_row(
         "high": high,
         "mean_reward": found.mean_reward,
     }
-
-
-def lineage(directory: Path) -> pd.DataFrame:
-    """Who descends from whom, how it was changed, and how good it was.
-
-    Returns:
-        A row for each member of each generation that was measured, the best
-        of a generation first: `generation`, `step` at which it was measured,
-        `rank`, `member`, `parent` (missing where it began from the base
-        model), `born` (generation), `change`, `learning_rate`, `beta`,
-        `accuracy` with `low` and `high` of its 95 % interval, `mean_reward`,
-        and `completions`, what the population had written by then.
-    """
-    state = State.load(Path(directory) / "population.json")
-    rows = list(state.lineage) if state else []
-    frame = pd.DataFrame(rows)
-    if rows:
-        frame["parent"] = frame["parent"].astype("Int64")
-    return frame
-
-
-def checkpoints(directory: Path) -> list[dict]:
-    """The checkpoints of an experiment, the best first.
-
-    Returns:
-        For each its `name`, `step`, `member`, `completions`, `accuracy` with
-        `low` and `high` of its 95 % interval, `mean_reward`, and
-        `size_mb`. Of equals the earlier comes first.
-    """
-    folder = Path(directory) / "checkpoints"
-    found = []
-    for file in folder.glob("step_*/checkpoint.json"):
-        files = [file.with_name(name) for name in ADAPTER_FILES]
-        size = sum(one.stat().st_size for one in files) / 1e6
-        found.append(read_json(file) | {"size_mb": round(size, 2)})
-    return sorted(
-        found,
-        key=lambda one: (-one["accuracy"], -one["mean_reward"], one["step"]),
-    )
-
-
-def metrics(directory: Path) -> pd.DataFrame:
-    """Every optimiser step of every member, while it trains or after.
-
-    Returns:
-        A row for each, with `COLUMNS`, sorted by step and member.
-    """
-    frames = [
-        _member_metrics(folder)
-        for folder in sorted((Path(directory) / "members").glob("*"))
-    ]
-    frames = [frame for frame in frames if len(frame)]
-    if not frames:
-        return pd.DataFrame(columns=COLUMNS)
-    plan = read_json(Path(directory) / "plan.json")
-    found = pd.concat(frames)
-    found["generation"] = (found["step"] - 1) // plan["evo_steps"]
-    found["completions"] = found["step"] * plan["completions_per_step"]
-    found = found.sort_values(["step", "member"], ignore_index=True)
-    return found[list(COLUMNS)]
-
-
-def _member_metrics(folder: Path) -> pd.DataFrame:
-    member = read_json(folder / "settings.json")
-    rows = training.read_metrics(folder / "metrics.csv")
-    own = {name: member[name] for name in ("number", "beta")} if member else {}
-    return pd.DataFrame(
-        [row | {"member": own["number"], "beta": own["beta"]} for row in rows]
-    )

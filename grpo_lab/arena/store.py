@@ -64,9 +64,9 @@ class Store:
             if found > VERSION:
                 raise LabError(
                     f"The arena in {readable(self.home)} was written by a "
-                    f"newer version of this package (state {found}, and this one "
-                    f"knows {VERSION}), so nothing in it is touched. Update "
-                    "the package, or choose another directory with "
+                    f"newer version of this package (state {found}, and this "
+                    f"one knows {VERSION}), so nothing in it is touched. "
+                    "Update the package, or choose another directory with "
                     "LocalArena(home=...) or --home."
                 )
             database.execute(
@@ -107,7 +107,7 @@ class Store:
         """
         if not NAME.fullmatch(name) or name.endswith((" ", ".")):
             raise LabError(
-                f"{name!r} can't be the name of a {kind}, since a folder is "
+                f"{name!r} can't be the name of {_a(kind)}, since a folder is "
                 "named after it: it must begin with a letter or digit and "
                 "have at most 80 letters, digits, spaces, dots, hyphens and "
                 "underscores. Type for example 'gsm8k-grpo-v1'."
@@ -174,6 +174,11 @@ class Store:
 
 def _taken(kind: str, name: str) -> LabError:
     return LabError(
-        f"There is already a {kind} {name!r}, and nothing is written over "
-        f"it. Choose another name, such as {name + '-2'!r}."
+        f"The name {name!r} is that of {_a(kind)} that is there already, and "
+        "nothing is written over it. Choose another name, such as "
+        f"{name + '-2'!r}."
     )
+
+
+def _a(kind: str) -> str:
+    return f"an {kind}" if kind[0] in "aeiou" else f"a {kind}"

@@ -1,6 +1,7 @@
 """Everything that is proved before an experiment may start."""
 
 import shutil
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from grpo_lab.arena.store import Store
 from grpo_lab.errors import LabError
 from grpo_lab.files import readable, write_json, write_whole
 from grpo_lab.prompts import FORM_PROMPTS, REASONING_PROMPT, messages
+from rewards.batch import RewardError
 from rewards.contract import Verdicts, check_reward, load_reward
 
 CHECKED_ROWS = 200
@@ -178,10 +180,8 @@ def _verdicts(
 ) -> Verdicts:
     rows = datasets.load_rows(folder)[:CHECKED_ROWS]
     budget = form.steps * form.completions_per_step * form.training.pop_size
-    # About as long as rollouts of these sizes take on the slowest machine.
-    verdicts = check_reward(
-        path, rows, rollouts=budget, limit_seconds=max(600.0, 0.05 * budget)
-    )
+    with tempfile.TemporaryDirectory() as alone:
+        verdicts = _proved_alone(path, Path(alone), rows, budget)
     bad = [
         verdicts[name]
         for name in (*CALLS, PAYS)
@@ -197,6 +197,37 @@ def _verdicts(
             "same with force=True (--force)."
         )
     return verdicts
+
+
+def _proved_alone(
+    path: Path, alone: Path, rows: list[dict], budget: int
+) -> Verdicts:
+    """The verdicts on a copy in an empty folder, as the experiment keeps it.
+
+    Raises:
+        RewardError: the file can't be used, or not without its neighbours.
+    """
+    try:
+        shutil.copy(path, alone)
+        # About as long as rollouts of these sizes take on a slow machine.
+        limit = max(600.0, 0.05 * budget)
+        return check_reward(
+            alone / path.name, rows, rollouts=budget, limit_seconds=limit
+        )
+    except OSError as error:
+        raise LabError(
+            f"The reward file {path} can't be read: {error.strerror}. Give "
+            "the path of a Python file with a function reward(question, "
+            "answer, completion)."
+        ) from error
+    except RewardError as error:
+        neighbours = [f"{file.stem!r}" for file in path.parent.glob("*.py")]
+        if any(name in str(error) for name in neighbours):
+            raise RewardError(
+                f"{error} An experiment keeps the file alone, so put what it "
+                "needs into it."
+            ) from None
+        raise
 
 
 def _try_completion(path: Path, folder: Path, completion: str | None) -> None:
