@@ -541,15 +541,14 @@ def _verdict(answer: Answer) -> str:
 
 def status_table(now: dict) -> Styler:
     """How an experiment stands, in one line; see `arena.experiment.status`."""
-    member = now.get("member")
     row = {
         "status": now["status"],
-        "step of each member": f"{now['step']} of {now['steps'] or '?'}",
-        "member that trains": "-" if member is None else str(member),
-        "reward of its last step": now.get("reward"),
-        "reason": now["reason"],
+        "what it is doing": now["doing"] or "-",
+        "its step": f"{now['step']} of {now['steps'] or '?'}",
+        "reward of that step": now.get("reward"),
+        "reason": now["reason"] or "-",
     }
-    return table(pd.DataFrame([row]), {"reward of its last step": "{:.2f}"})
+    return table(pd.DataFrame([row]), {"reward of that step": "{:.2f}"})
 
 
 def lineage_table(lineage: pd.DataFrame) -> Styler:
@@ -664,7 +663,7 @@ def budget_figure(lineages: dict[str, pd.DataFrame], base: float) -> Figure:
             color=colour,
             alpha=0.15,
         )
-    _accuracy_axis(axis, "completions of the whole population")
+    _accuracy_axis(axis, "completions written")
     axis.legend(loc="lower right")
     plt.close(figure)
     return figure
@@ -675,6 +674,7 @@ def _accuracy_axis(axis: Axes, what: str) -> None:
     axis.set_ylabel("accuracy (questions that rank)", fontsize=9)
     axis.yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
     axis.set_xlabel(what, fontsize=9)
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.grid(alpha=0.3)
 
 

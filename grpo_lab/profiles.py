@@ -523,6 +523,7 @@ def _evolution(
         "network": {
             "pretrained_model_name_or_path": model,
             "max_context_length": context,
+            "load_in_4bit": True,
             "lora_config": {"lora_r": 16, "lora_alpha": 64} | lora,
         },
     }
@@ -548,7 +549,7 @@ EVOLUTION = {
                     "micro_batch_size_per_gpu": 8,
                     "gradient_checkpointing": True,
                 },
-                context=1024,
+                context=1280,
                 ranges=EVOLUTION_RANGES,
                 lora={"target_modules": ATTENTION},
             ),

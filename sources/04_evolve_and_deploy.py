@@ -2,12 +2,12 @@
 # # 4. Evolve and deploy: a population, its best policy, and a server that answers
 #
 # Which learning rate? Lesson 3 tried a grid of them. Another way is to train a
-# few policies side by side, and every few steps to copy the best and change
-# its settings a little: **evolution**. AgileRL's Arena offers that as a
+# few policies in turn, and every few steps to copy a good one and change its
+# settings a little: **evolution**. AgileRL's Arena offers that as a
 # service with an account and paid GPUs. This lesson walks through the same
 # workflow with the same nouns, verbs and files (register a dataset, write
 # `reward.py`, submit a manifest, watch, deploy, ask), on your own machine,
-# offline and free. And it asks what that tutorial does not: was evolution
+# without an account, and on the pocket profile without a network. And it asks what that tutorial does not: was evolution
 # worth its price?
 #
 # **What you will learn**
@@ -28,8 +28,9 @@
 # | `lite` | GPU with 15 GB or more | about 2 h on a T4, estimated | 5 GB, estimated |
 # | `pocket` | 2 CPU cores, no GPU, no network | about 5 min, measured | 1.6 GiB, measured |
 #
-# Interrupted? Run the notebook again with the same `OUTPUT_DIR`: it goes on
-# from the last step.
+# Interrupted? Run the notebook again with the same `OUTPUT_DIR` (the runner
+# needs `--resume`): it goes on from the last step. Changed a parameter? Take a
+# new `OUTPUT_DIR`.
 
 # %% [markdown]
 # ## Set-up
@@ -67,10 +68,10 @@ print(environment.describe())
 PROFILE: str = "lite"  # full, lite or pocket; lite is pocket without a GPU
 MODEL: str = ""  # the base model: a name, a Hub id or a local folder
 DATA_FILE: str = ""  # CSV, parquet or JSONL with question and answer
-LEARNING_RATE: float = 0.0  # of the first members
+LEARNING_RATE: float = 0.0  # of the first members, within the profile's range
 MAX_STEPS: int = 0  # completions that the population may write in all
 EVO_STEPS: int = 0  # optimiser steps between two evolutions
-POP_SIZE: int = 0  # policies that train side by side
+POP_SIZE: int = 0  # policies at a time; they share MAX_STEPS
 FITNESS_ROWS: int = 0  # held-out questions that rank the policies
 TEST_ROWS: int = 0  # held-out questions that nothing is selected by
 SEED: int = 42  # of everything that is drawn
@@ -124,6 +125,7 @@ figures.table(resources, {"memory_gib": "{:.1f}", "free_disk_gib": "{:.0f}"})
 
 # %%
 import json
+import textwrap
 
 from grpo_lab.pocket import problems
 
@@ -147,13 +149,13 @@ print({name: str(value) for name, value in place.items()})
 # The rows are read once, checked and copied into the arena.
 
 # %%
-if not arena.dataset_exists("gsm8k"):
-    arena.create_dataset(
-        name="gsm8k",
-        category="reasoning",
-        column_mapping={"question": "question", "answer": "answer"},
-        **place,
-    )
+arena.create_dataset(
+    name="gsm8k",
+    category="reasoning",
+    column_mapping={"question": "question", "answer": "answer"},
+    exist_ok=True,  # the very same rows may be there from an earlier run
+    **place,
+)
 
 columns = ["name", "category", "source", "rows"]
 columns += ["nulls", "unreadable", "repeated"]
@@ -181,14 +183,13 @@ from fractions import Fraction
 FORM = re.compile(
     r"<reasoning>.+?</reasoning>\\s*<answer>(.+?)</answer>", re.DOTALL
 )
+NUMBER = re.compile(r"-?[0-9]+([.][0-9]+)?")
 
 
 def number(text):
     """The number that a text is, or None; 1,000 and $1000 are 1000."""
-    try:
-        return Fraction(text.strip().lstrip("$").replace(",", ""))
-    except (ValueError, ZeroDivisionError):
-        return None
+    plain = text.strip().replace("$", "").replace(",", "")
+    return Fraction(plain) if NUMBER.fullmatch(plain) else None
 
 
 def reward(question, answer, completion):
@@ -219,6 +220,18 @@ verdicts = check_reward(reward_file, rows)
 print(verdicts)
 
 # %% [markdown]
+# The tutorial that this lesson follows has a `reward.py` of its own, which pays
+# for a form and for the first number in the answer tags. It runs here as it
+# is. The same check shows what it pays besides:
+
+# %%
+from rewards.published import published_arena_reward
+
+for verdict in check_reward(published_arena_reward, rows).failures:
+    print(textwrap.fill(f"{verdict.name}: {verdict.seen}", 79))
+    print(textwrap.indent(verdict.completion, "  | "))
+
+# %% [markdown]
 # ## A project
 #
 # Experiments are filed under a project. The first one is the default.
@@ -231,8 +244,8 @@ figures.table(pd.DataFrame(arena.list_projects())[["name", "default"]])
 # %% [markdown]
 # ## The manifest
 #
-# Everything that determines the training stands in one YAML file. These are
-# the profile's values, with yours from above in their place.
+# What is yours to choose, beside the data and the reward, stands in one YAML
+# file. These are the profile's values, with yours from above in their place.
 
 # %%
 import copy
@@ -248,12 +261,12 @@ chosen = {
     ("training", "pop_size"): POP_SIZE,
     ("environment", "fitness_rows"): FITNESS_ROWS,
     ("environment", "test_rows"): TEST_ROWS,
-    ("mutation", "rand_seed"): SEED,
 }
 for (section, key), value in chosen.items():
     if value:
         form[section][key] = value
 form["training"]["evaluation_interval"] = form["training"]["evo_steps"]
+form["mutation"]["rand_seed"] = SEED
 
 manifest_file = output_dir / "gsm8k_grpo.yaml"
 manifest_file.write_text(yaml.safe_dump(form, sort_keys=False))
@@ -270,7 +283,11 @@ print(manifest_file.read_text())
 #   to a copy of the winner of a **tournament**: `tournament_size` policies are
 #   drawn, with replacement, and the fittest wins;
 # - a copy is **mutated** with probability `rl_hp_mut / (no_mut + rl_hp_mut)`:
-#   its `lr` or its `beta` is multiplied by 1.2 or by 0.8, within its range.
+#   its `lr` or its `beta` is multiplied by 1.2 or by 0.8, within its range;
+# - `evaluation_interval` is there for the tutorial's sake: here fitness is
+#   measured at each evolution.
+#
+# The rate is constant between evolutions, since they are what changes it.
 #
 # The tutorial's own manifest is accepted as well, value for value. The lint
 # says what is doubtful in it before anything is spent.
@@ -291,10 +308,10 @@ figures.table(pd.DataFrame([vars(one) for one in findings]))
 # %%
 from grpo_lab.errors import LabError
 
-forgets = output_dir / "forgets_the_mark.py"
-forgets.write_text(
+never_pays = output_dir / "never_pays.py"
+never_pays.write_text(
     "def reward(question, answer, completion):\n"
-    "    return float(completion.strip() == answer)\n"
+    "    return float(completion.strip() == answer + ' exactly')\n"
 )
 
 
@@ -307,7 +324,7 @@ mistakes = {
     "a group of one": (with_value("algorithm", "group_size", 1), reward_file),
     "a misspelt key": (with_value("algorithm", "beat", 0.1), reward_file),
     "no such dataset": (with_value("environment", "name", "x"), reward_file),
-    "a reward that never pays": (form, forgets),
+    "a reward that never pays": (form, never_pays),
 }
 refusals = {}
 for mistake, (wrong, file) in mistakes.items():
@@ -315,6 +332,8 @@ for mistake, (wrong, file) in mistakes.items():
         arena.submit_experiment(wrong, file, experiment_name="wrong")
     except LabError as error:
         refusals[mistake] = str(error)
+    else:
+        raise AssertionError(f"{mistake} was not refused")
 figures.table(pd.DataFrame(refusals.items(), columns=["mistake", "answer"]))
 
 # %% [markdown]
@@ -327,30 +346,38 @@ figures.table(pd.DataFrame(refusals.items(), columns=["mistake", "answer"]))
 # > use your own.
 
 # %%
-import textwrap
-
 NAME = "gsm8k-grpo-v1"
 submitted = arena.submit_experiment(
     manifest=manifest_file,
     reward_file=reward_file,
+    resource_id=resources["id"][0],
+    num_nodes=1,
     project="GSM8K Tutorial",
     experiment_name=NAME,
-    resume=True,
+    resume=True,  # go on, if the very same experiment is there already
 )
 print(textwrap.fill(submitted.system_prompt, 79))
 plan = pd.DataFrame(submitted.plan.items(), columns=["what", "value"])
 figures.table(plan.astype(str))
 
 # %% [markdown]
+# And what is doubtful about *this* manifest:
+
+# %%
+findings = pd.DataFrame([vars(one) for one in submitted.findings])
+figures.table(findings)
+
+# %% [markdown]
 # ## Watch
 #
 # The experiment runs as a process of its own: close this notebook and it goes
-# on. Interrupt the next cell and it goes on as well; run it again to look on.
-# The base model is loaded once, and each policy in turn puts its own adapter
-# on it.
+# on, as long as the machine runs (in Colab: as long as the session). Interrupt
+# the next cell and it goes on as well; run it again to look on. The base model
+# is loaded once, and each policy in turn puts its own adapter on it.
 #
-# **What you should see**: the reward of all members climbs; every few steps
-# the members are measured, and a new one may appear.
+# **What you should see**: first the base model is measured, then member 0
+# makes its steps and is measured, then member 1, and a new generation begins.
+# The step jumps back when the next member's turn comes.
 
 # %%
 from IPython.display import display
@@ -406,8 +433,8 @@ figures.lineage_figure(lineage, base)
 #
 # - the member that is *itself* in the next generation is the elite: its
 #   adapter, optimiser and settings were not touched;
-# - do the intervals of the members of one generation overlap? Then the ranking
-#   is partly luck, and more questions (`fitness_rows`) would rank better;
+# - are the members of one generation close? Then the ranking may be luck, and
+#   more questions (`fitness_rows`) would rank better;
 # - how far did `lr` and `beta` get? One mutation moves a value by a fifth. A
 #   few evolutions can't correct a rate that is wrong by a factor of ten.
 
@@ -434,13 +461,13 @@ arena.submit_experiment(
 stopped = None
 for now in arena.watch_experiment(CONTROL):
     if 2 <= now["step"] < now["steps"] and stopped is None:
-        stopped = arena.stop_experiment(CONTROL)
+        stopped = arena.stop_experiment(CONTROL, seconds=1800)
 print(f"{now['status']} after step {now['step']} of {now['steps']}")
 
 # %% [markdown]
-# A stop waits for the step that is being made, so nothing is lost. A crash or
-# a `kill -9` costs the step that was being made, and is resumed in the same
-# way.
+# A stop waits for the step that is being made (here for half an hour at most,
+# by default for two minutes), so nothing is lost. A crash or a `kill -9` costs
+# the step that was being made, and is resumed in the same way.
 
 # %%
 if now["status"] != "done":
@@ -473,9 +500,13 @@ from grpo_lab import evaluation
 
 results = {name: arena.experiment_result(name) for name in (NAME, CONTROL)}
 frame = pd.DataFrame(results.values()).assign(experiment=list(results))
-shares = dict.fromkeys(["before", "after", "gain"], "{:.1%}")
-columns = ["experiment", "best", "questions", *shares, "p_value"]
-figures.table(frame[columns], {**shares, "p_value": "{:.1g}"})
+frame["gain in points"] = 100 * frame["gain"]
+frame = frame.rename(columns={"best": "best checkpoint", "p_value": "p"})
+shares = dict.fromkeys(["before", "after"], "{:.1%}")
+columns = ["experiment", "best checkpoint", "questions", *shares]
+columns += ["gain in points", "p"]
+formats = {**shares, "gain in points": "{:+.1f}", "p": "{:.2g}"}
+figures.table(frame[columns], formats)
 
 # %% [markdown]
 # Each row compares an experiment with its base model. Now both with *each
@@ -505,8 +536,9 @@ print(textwrap.fill(text, 79))
 # %% [markdown]
 # ## Checkpoints
 #
-# At each evolution the best member's adapter is kept. They are listed best
-# first, by held-out accuracy.
+# Each time the members are measured, the best one's adapter is kept; of many
+# the best five and the newest stay. They are listed best first, by held-out
+# accuracy.
 
 # %%
 checkpoints = pd.DataFrame(arena.list_checkpoints(NAME))
@@ -517,83 +549,92 @@ figures.table(checkpoints[columns], {**shares, "size_mb": "{:.1f}"})
 # %% [markdown]
 # ## Deploy
 #
-# A server needs one model, not a base with an adapter beside it. So the
-# adapter is **merged**: its product is added to the weights. Those weights
-# must not be the 4-bit ones, whose rounding would stay; they are the 16-bit
-# ones of the base model. But the adapter was *trained* on the 4-bit base, so
-# merging may change answers, and it is checked whether it does.
+# `transformers serve` takes one model and not a base with an adapter beside
+# it. So the adapter is **merged**: the product of its two matrices is added to
+# the weights. Those weights must not be the 4-bit ones, whose rounding would
+# stay; they are the 16-bit ones of the base model. But the adapter was
+# *trained* on the 4-bit base, so merging may change answers, and it is checked
+# whether it does.
 #
 # Then `transformers serve` (on a GPU `vllm serve`, where it is installed)
-# serves them on a free port of this machine, which no other machine can reach.
+# serves them on a free port of this machine, which no other machine can reach. Deployed is whichever
+# of the two experiments answered more test questions.
 
 # %%
-deployed = arena.deploy_agent(NAME)
+WINNER = NAME if evolved.correct >= alone.correct else CONTROL
+deployed = arena.deploy_agent(WINNER)
+print(WINNER)
 print(f"{deployed['checkpoint']} is {deployed['status']}: {deployed['url']}")
 agreement = deployed["agreement"]
 figures.table(pd.DataFrame([agreement]))
 
 # %% [markdown]
-# *same_text* counts the questions that adapter and merged weights answer word
-# for word alike; what matters is that *merged_correct* is not clearly below
-# *adapter_correct*.
+# *same_text* counts the questions that adapter and merged weights answer word for word alike; what matters is that *merged_correct* is not clearly
+# below *adapter_correct*. *worse* says whether it is (the paired 95 % interval
+# lies below 0).
 
 # %% [markdown]
 # ## Ask
 #
 # `open_inference_agent` talks to the server with the official `openai` client
 # and puts the question into the prompt **of the training**. Another prompt
-# would ask a policy that was never trained.
+# would ask a policy that was never trained. This is a test question, which no experiment
+# trained on; below the answer stands the gold. (The tutorial asks how much
+# Weng earns in 50 minutes at $12 an hour. That question is in GSM8K's training
+# split, so a right answer to it would prove little.)
 
 # %%
-if profile.name == "pocket":
-    question = (
-        "Mia has 12 shells, buys 9 more and then sells 5. "
-        "How many shells does Mia have in the end?"
-    )
-else:
-    question = (
-        "Weng earns $12 an hour for babysitting. Yesterday, she just did "
-        "50 minutes of babysitting. How much did she earn?"
-    )
+from rewards import gold_answer
 
-with arena.open_inference_agent(NAME) as agent:
-    result = agent.generate(question)
-    print(result.results[0].completion)
-    cut = "cut at its limit" if result.truncated else "complete"
-    print(f"\n[{result.results[0].tokens} tokens, {cut}]")
+winner_answers = evolved if WINNER == NAME else alone
+asked = winner_answers.answers[0]
+limit = submitted.plan["tokens a completion may have"]
+
+with arena.open_inference_agent(WINNER, max_new_tokens=limit) as agent:
+    result = agent.generate(asked.question)
+print(textwrap.fill(asked.question, 79))
+print(f"\n{result.results[0].completion}\n")
+cut = "cut at its limit" if result.truncated else "complete"
+print(f"[{result.results[0].tokens} tokens, {cut}]")
+print(f"The gold is {gold_answer(asked.gold)}.")
 
 # %% [markdown]
 # Or piece by piece, as the model writes it:
 
 # %%
-with arena.open_inference_agent(NAME) as agent:
+with arena.open_inference_agent(WINNER, max_new_tokens=limit) as agent:
     pieces = []
-    for piece in agent.generate_stream(question):
+    for piece in agent.generate_stream(asked.question):
         print(piece, end="", flush=True)
         pieces.append(piece)
-print(f"\n\n[{len(pieces)} pieces]")
-assert "".join(pieces) == result.results[0].completion
+same = "".join(pieces) == result.results[0].completion
+print(f"\n\n[{len(pieces)} pieces; the same answer as above: {same}]")
 
 # %% [markdown]
 # ## The same in a terminal
 #
-# Every verb is a command too. A reader of the Arena tutorial replaces `arena`
-# by `python -m grpo_lab.arena`:
+# Every verb is a command too, with the tutorial's options: its lines run when
+# `arena` is replaced by `python -m grpo_lab.arena`. In the folder `OUTPUT_DIR`,
+# after `export GRPO_LAB_ARENA=arena`:
 #
-#     python -m grpo_lab.arena datasets create gsm8k --category reasoning \
-#         --hf-dataset openai/gsm8k --hf-config main --hf-split train \
-#         --column-mapping '{"question": "question", "answer": "answer"}'
-#     python -m grpo_lab.arena projects create "GSM8K Tutorial" --llm-based
+#     python -m grpo_lab.arena resources list
 #     python -m grpo_lab.arena experiments submit gsm8k_grpo.yaml \
-#         --reward-file reward.py --experiment-name gsm8k-grpo-v1 --watch
-#     python -m grpo_lab.arena agent deploy gsm8k-grpo-v1
-#     python -m grpo_lab.arena agent generate gsm8k-grpo-v1 --prompt "..."
+#         --reward-file reward.py --project "GSM8K Tutorial" \
+#         --experiment-name gsm8k-grpo-v2 --watch
+#     python -m grpo_lab.arena experiments metrics gsm8k-grpo-v2 \
+#         --output-file v2.csv
+#     python -m grpo_lab.arena agent deploy gsm8k-grpo-v2 --checkpoint step_10
+#     python -m grpo_lab.arena agent generate gsm8k-grpo-v2 --prompt "..."
+#
+# Here are two that only look:
 
 # %%
-command = [sys.executable, "-m", "grpo_lab.arena"]
-command += ["--home", str(arena.home), "experiments", "list"]
-done = subprocess.run(command, capture_output=True, text=True, check=True)
-print(done.stdout)
+command = [sys.executable, "-m", "grpo_lab.arena", "--home", str(arena.home)]
+for verb in (["experiments", "list"], ["experiments", "checkpoints", NAME]):
+    done = subprocess.run(
+        [*command, *verb], capture_output=True, text=True, check=True
+    )
+    print(done.stdout)
 
 # %% [markdown]
 # ## Exercises
@@ -622,7 +663,8 @@ counted = {
     "best": winners[0] / winners.total(),
     "worst": winners[3] / winners.total(),
 }
-print(by_hand, counted)
+for who, share in by_hand.items():
+    print(f"{who}: {share:.3f} by hand, {counted[who]:.3f} counted")
 
 # %%
 for who in by_hand:
@@ -649,7 +691,7 @@ print(f"after 100 mutations a typical rate is {typical:.2f} of the first")
 print(f"as 0.96 ** 50 = {0.96**50:.2f} says: one up, one down is 0.96")
 
 # %%
-assert typical < 0.3, "the published mutation drifts downwards"
+assert typical < 0.3, "no drift downwards was seen"
 
 # %% [markdown]
 # So a rate that falls over a long evolution is no proof that lower rates are
@@ -671,7 +713,7 @@ for generation in range(lineage["generation"].max()):
 print(f"{falls} of {lives} elites were less accurate a generation later")
 
 # %%
-assert 0 <= falls <= lives
+assert lives == lineage["generation"].max(), "an elite did not live on"
 
 # %% [markdown]
 # Whoever is first among several is so partly by luck, and luck does not last
@@ -686,7 +728,7 @@ assert 0 <= falls <= lives
 # opening an agent starts it again.
 
 # %%
-arena.stop_deployment(NAME)
+arena.stop_deployment(WINNER)
 listed = pd.DataFrame(arena.list_inference_deployments())
 figures.table(listed[["name", "checkpoint", "status"]])
 
@@ -695,8 +737,8 @@ figures.table(listed[["name", "checkpoint", "status"]])
 #
 # - A reward file and a manifest are proved before anything is spent; what is
 #   doubtful is said.
-# - Evolution keeps the best, copies winners and changes their settings; its
-#   lineage is reproducible from one seed.
+# - Evolution keeps the best, copies winners and changes their settings; on one
+#   CPU the same seed gives the same lineage.
 # - Fitness selects, so it flatters. Judge on questions that selected nothing,
 #   against the same budget without evolution.
 # - Merge into 16-bit weights, check the answers, and ask with the prompt of
@@ -730,6 +772,8 @@ summary = {
         "p_value": pair.p_value,
     },
     "stopped": stopped,
+    "winner": WINNER,
+    "streamed_the_same": same,
     "refusals": refusals,
     "agreement": agreement,
     "answer": result.results[0].completion,

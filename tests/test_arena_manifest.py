@@ -509,9 +509,9 @@ def test_any_text_is_read_or_refused_in_words(text):
         ("training.max_steps", 95, "error", ""),
         ("tournament_selection.tournament_size", 3, "error", ""),
         ("tournament_selection.tournament_size", 0, "error", ""),
-        ("training.max_steps", 96 * 4, "warning", "training.evo_steps"),
+        ("training.max_steps", 96 * 5, "warning", "training.evo_steps"),
         ("training.evo_steps", 4, "warning", ""),
-        ("training.evo_steps", 1042, "warning", ""),
+        ("training.evo_steps", 1041, "warning", ""),
         ("training.pop_size", 1, "warning", ""),
         ("mutation.rl_hp_selection", {}, "warning", ""),
         (
@@ -542,7 +542,7 @@ def test_the_values_at_the_edge_are_fine():
         ("algorithm.lr", 1e-7),
         ("algorithm.group_size", 2),
         ("algorithm.micro_batch_size_per_gpu", 24),
-        ("training.max_steps", 96 * 5),
+        ("training.max_steps", 96 * 6),
         ("tournament_selection.tournament_size", 1),
     ]:
         assert found(load(changed(path, value))) == found(load(PUBLISHED))

@@ -474,8 +474,9 @@ def test_every_member_has_its_curve():
 
 
 def test_the_status_of_an_experiment_fits_a_line():
-    now = {"status": "running", "reason": "", "step": 3, "steps": 0}
+    now = {"status": "running", "reason": "", "doing": "", "step": 3}
+    now["steps"] = 0
     text = figures.status_table(now).to_html()
     assert "running" in text and "3 of ?" in text
-    now |= {"steps": 8, "member": 1, "reward": 0.5}
+    now |= {"steps": 8, "doing": "training member 1", "reward": 0.5}
     assert "3 of 8" in figures.status_table(now).to_html()

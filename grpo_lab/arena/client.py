@@ -110,6 +110,7 @@ class LocalArena:
         hf_config: str | None = None,
         hf_split: str | None = None,
         description: str = "",
+        exist_ok: bool = False,
     ) -> dict:
         """Register a data set; its usable rows are copied into the arena.
 
@@ -119,6 +120,7 @@ class LocalArena:
             column_mapping: for each key of the category, its column.
             file: a CSV, parquet or JSONL file; or
             hf_dataset_name, hf_config, hf_split: a data set of the Hub.
+            exist_ok: take one of this name with the very same rows.
 
         Returns:
             Its record, with the counts of rows that were left out.
@@ -128,7 +130,9 @@ class LocalArena:
         """
         from grpo_lab.arena import datasets
 
-        self.store.refuse_taken("dataset", name)
+        there = exist_ok and self.dataset_exists(name)
+        if not there:
+            self.store.refuse_taken("dataset", name)
         rows, registered = datasets.read(
             category,
             column_mapping,
@@ -138,6 +142,16 @@ class LocalArena:
             hf_split=hf_split,
             description=description,
         )
+        if there:
+            found = self.store.get("dataset", name)
+            if found["fingerprint"] != registered.fingerprint:
+                raise LabError(
+                    f"The data set {name!r} is registered with other rows, "
+                    f"of {found['source']}. They are left alone. Choose "
+                    "another name, or another home for the arena; in a "
+                    "lesson another OUTPUT_DIR."
+                )
+            return found
         with self._new_folder("dataset", name) as (folder, record):
             datasets.write(rows, folder)
             record |= registered.to_dict()
@@ -318,7 +332,8 @@ class LocalArena:
             raise LabError(
                 f"There is another experiment {name!r}: it differs in "
                 f"{', '.join(differs)}. It is left alone. Choose another "
-                "name, or another home for the arena."
+                "name, or another home for the arena; in a lesson another "
+                "OUTPUT_DIR."
             )
         if experiments.status(folder)["status"] not in (*ACTIVE, "done"):
             job.start(folder)

@@ -90,12 +90,12 @@ def fitness_rows(directory: Path):
     return splits.eval
 
 
-def population(directory: Path, progress=None):
+def population(directory: Path, progress=None, doing=lambda what: None):
     """The population of an experiment, ready to train.
 
     Args:
         directory: the experiment's.
-        progress: see `population.Progress`.
+        progress, doing: see `population.Population`.
 
     Raises:
         LabError: its data set or its model can't be had any more.
@@ -117,7 +117,9 @@ def population(directory: Path, progress=None):
         eval_batch_size=settings.completions_per_step,
     )
     reward = load_reward(Path(directory) / "reward.py")
-    return Population(plan, splits, test_rows, reward, directory, progress)
+    return Population(
+        plan, splits, test_rows, reward, directory, progress, doing
+    )
 
 
 def _rules(form):
@@ -157,13 +159,15 @@ def status(directory: Path) -> dict:
     Returns:
         `status`: "queued" (another one trains), "running", "done",
         "stopped", "failed", or "interrupted" where its job was killed; then
-        `reason`, `step` and `steps` of each member, `generation`, and
-        `heartbeat`, the seconds since the job's last sign of life.
+        `reason`, what it is `doing`, the `step` of the member that trains,
+        of `steps`, its `generation`, and `heartbeat`, the seconds since the
+        job's last sign of life.
     """
     directory = Path(directory)
     found = {
         "status": "interrupted",
         "reason": "",
+        "doing": "",
         "step": 0,
         "steps": 0,
         "generation": 0,

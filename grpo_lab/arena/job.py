@@ -110,7 +110,7 @@ def run(directory: Path) -> int:
         status.tell(status="queued", reason="", pid=os.getpid())
         try:
             with _turn(directory):
-                status.tell(status="running")
+                status.tell(status="running", doing="loading")
                 _train(directory, status)
         except _StopRequested:
             status.tell(status="stopped", reason="stopped before it began")
@@ -138,14 +138,17 @@ def _train(directory: Path, status: Status) -> None:
             seconds_per_step=row["seconds"],
         )
 
-    trained = experiment.population(directory, progress)
+    def doing(what: str) -> None:
+        status.tell(doing=what)
+
+    trained = experiment.population(directory, progress, doing)
     status.tell(steps=trained.plan.settings.max_steps)
     try:
         trained.train()
     except population.Stopped:
         status.tell(status="stopped", reason="stopped on request")
         return
-    status.tell(status="done")
+    status.tell(status="done", doing="")
 
 
 def _reason(error: Exception) -> str:

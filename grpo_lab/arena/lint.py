@@ -176,12 +176,13 @@ def _lint_budget(manifest: Manifest) -> Findings:
     training = manifest.training
     if manifest.steps < 1:
         yield _error("training.max_steps", too_small(manifest))
-    elif training.evo_steps > manifest.steps:
+    elif manifest.generations < 2 and training.pop_size > 1:
         yield _warning(
             "training.evo_steps",
             f"is {training.evo_steps}, but each member makes "
-            f"{manifest.steps} optimiser steps only, so that nothing ever "
-            "evolves. Raise max_steps or lower evo_steps.",
+            f"{manifest.steps} optimiser steps only (max_steps is shared by "
+            f"{training.pop_size} members), so that nothing ever evolves. "
+            "Raise max_steps, or lower evo_steps or pop_size.",
         )
     if training.evo_steps < training.evaluation_interval:
         yield _warning(

@@ -139,6 +139,7 @@ class Population:
         reward: the reward function, with TRL's signature.
         directory: the experiment's own; every write goes below it.
         progress: called after each optimiser step.
+        doing: called with what begins, in words.
 
     The base model is loaded once; each member in turn puts its adapter on it.
     """
@@ -151,6 +152,7 @@ class Population:
         reward: Callable,
         directory: Path,
         progress: Progress | None = None,
+        doing: Callable[[str], None] = lambda what: None,
     ) -> None:
         self.plan = plan
         self.splits = splits
@@ -158,6 +160,7 @@ class Population:
         self.reward = reward
         self.directory = Path(directory)
         self.progress = progress
+        self.doing = doing
         self.stop_request = self.directory / "stop"
         self.base, self.tokenizer = models.load_policy(
             plan.settings.model, plan.settings.load_in_4bit
@@ -220,6 +223,8 @@ class Population:
             folder / "settings.json", asdict(member) | settings.to_dict()
         )
 
+        self.doing(f"training member {member.number}")
+
         def progress(step: int, total: int, row: dict) -> None:
             if self.progress:
                 self.progress(member, step, row)
@@ -234,6 +239,7 @@ class Population:
             reached = training.step_of(training.last_checkpoint(folder))
             if reached < target or self.stop_request.exists():
                 raise Stopped
+            self.doing(f"measuring member {member.number}")
             return self._judge(trainer.model)
         finally:
             # The next member puts its own adapter on the same base model.
@@ -265,6 +271,7 @@ class Population:
     def _judge_base(self) -> None:
         path = self.directory / "base.json"
         if not path.exists():
+            self.doing("measuring the base model")
             write_json(path, self._judge(self.base))
 
     def _noted(
@@ -342,6 +349,7 @@ class Population:
 
     def _finish(self) -> None:
         """Ask base and best what nothing was selected by."""
+        self.doing("asking base and best the test questions")
         best = checkpoints(self.directory)[0]
         folder = self.directory / "checkpoints" / best["name"]
         found = evaluation.evaluate_snapshots(
