@@ -546,7 +546,7 @@ def status_table(now: dict) -> Styler:
         "what it is doing": now["doing"] or "-",
         "its step": f"{now['step']} of {now['steps'] or '?'}",
         "reward of that step": now.get("reward"),
-        "reason": now["reason"] or "-",
+        "note": now["reason"] or now.get("warning") or "-",
     }
     return table(pd.DataFrame([row]), {"reward of that step": "{:.2f}"})
 

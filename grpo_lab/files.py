@@ -16,7 +16,8 @@ def write_whole(path: Path, text: str) -> None:
         LabError: the disk is full.
     """
     path = Path(path)
-    part = path.with_name(path.name + ".part")
+    # Else two processes that write one file would take each other's part.
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         part.write_text(text, encoding="utf-8")

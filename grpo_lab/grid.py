@@ -733,7 +733,8 @@ def _refuse_other_run(directory: Path, record: dict) -> None:
         return
     there = directory.iterdir() if directory.exists() else []
     # a kill may leave a file half written
-    begun = {path.name.removesuffix(".part") for path in there} - _OPENED
+    names = {re.sub(r"([.]\d+)?[.]part$", "", path.name) for path in there}
+    begun = names - _OPENED
     ours = isinstance(found, dict) and found.keys() == record.keys()
     if not begun and (ours or found is None):
         return

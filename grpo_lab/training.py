@@ -548,6 +548,8 @@ class RateInForce(TrainerCallback):
     ) -> None:
         """Set the rate in the optimiser and in the schedule."""
         schedule = getattr(lr_scheduler, "scheduler", lr_scheduler)
+        if not hasattr(schedule, "lr_lambdas"):
+            return  # of a trainer built by hand: no course that is known
         count = len(schedule.base_lrs)
         schedule.base_lrs = [args.learning_rate] * count
         rates = [

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import sqlite3
@@ -11,6 +12,7 @@ import textwrap
 import time
 from pathlib import Path
 
+import filelock
 import pandas as pd
 import psutil
 import pytest
@@ -363,10 +365,7 @@ def test_projects_and_resources_are_checked(arena, reward_file, tiny_qwen):
         ({"project": "games"}, "not for language models"),
         ({"project": "GSM8K"}, "Type 'GSM8K Tutorial'"),
         ({"resource_id": "huge"}, "this machine is the only one"),
-        ({"completion": 5}, ""),
     ):
-        if "completion" in values:
-            continue
         with pytest.raises(LabError, match=told):
             arena.submit_experiment(small(tiny_qwen), reward_file, **values)
 
@@ -444,6 +443,74 @@ def test_what_has_ended_stays_as_it_ended(tmp_path):
     write_json(tmp_path / "status.json", {"status": "failed", "reason": "r"})
     assert experiments.status(tmp_path)["status"] == "failed"
     assert experiments.status(tmp_path)["reason"] == "r"
+
+
+def test_a_job_that_starts_is_not_taken_for_a_dead_one(tmp_path):
+    begun = {"status": "queued", "pid": None, "time": time.time()}
+    write_json(tmp_path / "status.json", begun)
+    assert experiments.status(tmp_path)["status"] == "queued"
+    begun["time"] -= experiments.START_SECONDS + 1
+    write_json(tmp_path / "status.json", begun)
+    assert experiments.status(tmp_path)["status"] == "interrupted"
+
+
+def test_a_job_is_started_by_one_at_a_time(tmp_path):
+    with (
+        filelock.FileLock(tmp_path / job.STARTER),
+        pytest.raises(LabError, match="is being started right now"),
+    ):
+        job.start(tmp_path)
+    with (
+        filelock.FileLock(tmp_path / experiments.LOCK),
+        pytest.raises(LabError, match="runs already"),
+    ):
+        job.start(tmp_path)
+    assert not (tmp_path / "status.json").exists()
+
+
+def test_a_job_that_dies_at_once_leaves_nothing_registered(
+    arena, reward_file, tiny_qwen, monkeypatch
+):
+    monkeypatch.setattr(job, "PROGRAM", "raise SystemExit('no luck')")
+    with pytest.raises(LabError, match="ended at once.*no luck"):
+        arena.submit_experiment(small(tiny_qwen), reward_file)
+    assert arena.list_experiments() == []
+    assert everything_in(arena.home / "experiments") == []
+
+
+def test_lost_files_break_no_list_and_can_be_forgotten(
+    arena, reward_file, tiny_qwen, no_job
+):
+    lost, kept = (
+        arena.submit_experiment(small(tiny_qwen), reward_file).name
+        for _ in range(2)
+    )
+    shutil.rmtree(arena.home / "experiments" / lost)
+    names = [one["name"] for one in arena.list_experiments()]
+    assert names == [lost, kept]
+    with pytest.raises(LabError, match="moved or deleted"):
+        arena.resume_experiment(lost)
+    arena.delete_experiment(lost)
+    assert [one["name"] for one in arena.list_experiments()] == [kept]
+
+
+def test_many_cut_completions_are_warned_of():
+    assert job._warning([0.1, 0.2]) == ""
+    assert "30% of the last" in job._warning([0.2, 0.4])
+
+
+def test_other_rows_under_one_name_are_refused(arena, tmp_path):
+    mapping = {"question": "question", "answer": "answer"}
+    same = questions(tmp_path, 40)
+    found = arena.create_dataset(
+        "gsm8k", "reasoning", mapping, file=same, exist_ok=True
+    )
+    assert found["rows"] == 40
+    other = questions(tmp_path, 30)
+    with pytest.raises(LabError, match="registered with other rows"):
+        arena.create_dataset(
+            "gsm8k", "reasoning", mapping, file=other, exist_ok=True
+        )
 
 
 def test_verbs_that_need_a_job_or_a_result_say_so(
@@ -544,6 +611,8 @@ def test_a_killed_and_a_stopped_job_are_gone_on_with(lived):
     steps = arena.experiment_metrics(name)
     assert not steps.duplicated(["step", "member"]).any()
     assert steps.groupby("step").size().tolist() == [2] * 6
+    kept = pd.read_csv(arena.home / "experiments" / name / "metrics.csv")
+    assert len(kept) == len(steps)
 
 
 @pytest.mark.lesson
@@ -614,11 +683,9 @@ def test_two_jobs_of_one_experiment_do_not_train(lived):
     """The second notices the lock of the first, and ends."""
     arena, name, _, _ = lived
     folder = arena.home / "experiments" / name
-    import filelock
-
     with filelock.FileLock(folder / experiments.LOCK):
         second = subprocess.run(
-            [sys.executable, "-m", "grpo_lab.arena.job", str(folder)],
+            [sys.executable, "-c", job.PROGRAM, str(folder)],
             capture_output=True,
             text=True,
         )
@@ -660,6 +727,7 @@ def test_the_tutorials_files_run_with_a_pocket_model(tmp_path):
     )
     warned = {one.path for one in found.findings if one.level == "warning"}
     assert {
+        "algorithm.max_output_tokens",
         "network.lora_config.lora_dropout",
         "environment.system_prompt",
         "resource_id",

@@ -91,6 +91,7 @@ def test_the_published_manifest_is_accepted_with_its_values():
 
 def test_the_published_manifest_gets_the_right_findings():
     assert found(load(PUBLISHED), longest_prompt=300, context=32_768) == {
+        ("warning", "algorithm.max_output_tokens"),
         ("warning", "network.lora_config.lora_dropout"),
         ("warning", "environment.system_prompt"),
         ("note", "algorithm.clip_coef"),
@@ -507,11 +508,11 @@ def test_any_text_is_read_or_refused_in_words(text):
         ("mutation.probabilities.act_mut", 0.1, "error", ""),
         ("mutation.probabilities.params_mut", 0.1, "error", ""),
         ("training.max_steps", 95, "error", ""),
-        ("tournament_selection.tournament_size", 3, "error", ""),
+        ("tournament_selection.tournament_size", 3, "warning", ""),
         ("tournament_selection.tournament_size", 0, "error", ""),
         ("training.max_steps", 96 * 5, "warning", "training.evo_steps"),
-        ("training.evo_steps", 4, "warning", ""),
-        ("training.evo_steps", 1041, "warning", ""),
+        ("training.evo_steps", 4, "warning", "training.evaluation_interval"),
+        ("training.evaluation_interval", 1, "warning", ""),
         ("training.pop_size", 1, "warning", ""),
         ("mutation.rl_hp_selection", {}, "warning", ""),
         (

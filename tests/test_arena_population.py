@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from grpo_lab import training
 from grpo_lab.arena import population, records
-from grpo_lab.arena.evolution import Rules
+from grpo_lab.arena.evolution import Member, Rules
 from grpo_lab.arena.population import Plan, Population, Stopped
 from grpo_lab.data import load_splits
 
@@ -96,7 +96,7 @@ def test_the_elite_goes_on_as_if_nothing_had_happened(
         the_plan,
         settings=replace(
             the_plan.settings,
-            seed=the_plan.settings.seed + int(number),
+            seed=the_plan.settings_of(Member(int(number), 1, 0), 1).seed,
             max_steps=steps,
         ),
         pop_size=1,
@@ -119,6 +119,71 @@ def test_a_copy_begins_with_its_parent_and_its_own_rate(trained):
         assert own["step"].min() == 2 * row["born"] + 1
         assert set(own["learning_rate"]) == {row["learning_rate"]}
         assert set(own["beta"]) == {row["beta"]}
+
+
+def test_a_copy_begins_with_its_parents_weights(
+    plan, splits, tmp_path, monkeypatch
+):
+    """And with the moments of its optimiser, before its first step."""
+    seen = []
+    inherit = Population._inherit
+
+    def watched(self, member, step):
+        inherit(self, member, step)
+        for name in ("adapter_model.safetensors", "optimizer.pt"):
+            own, parents = (
+                population.member_folder(self.directory, number)
+                / f"checkpoint-{step}"
+                / name
+                for number in (member.number, member.parent)
+            )
+            assert own.read_bytes() == parents.read_bytes()
+        seen.append(member.number)
+
+    monkeypatch.setattr(Population, "_inherit", watched)
+    of(plan, splits, tmp_path).train()
+    assert seen == [2, 3, 4]
+
+
+def test_the_dead_leave_no_checkpoints(trained):
+    """Else a long evolution would fill the disk."""
+    _, directory = trained
+    rows = records.lineage(directory)
+    last = rows[rows["generation"] == rows["generation"].max()]
+    alive = set(last["member"])
+    for number in set(rows["member"]):
+        folder = records.member_folder(directory, number)
+        left = list(folder.glob("checkpoint-*"))
+        assert bool(left) == (number in alive), number
+        assert (folder / "metrics.csv").exists()
+
+
+def test_half_a_checkpoint_is_no_checkpoint(trained, tmp_path):
+    """One that is being written, and one that is being deleted."""
+    _, directory = trained
+    shutil.copytree(directory / "checkpoints", tmp_path / "checkpoints")
+    folder = tmp_path / "checkpoints"
+    shutil.copytree(folder / "step_2", folder / ".part-step_9")
+    (folder / "step_4" / "adapter_model.safetensors").unlink()
+    steps = {one["step"] for one in records.checkpoints(tmp_path)}
+    assert steps == {2, 6, 7}
+
+
+def test_members_leave_no_hooks_on_the_base(plan, splits, tmp_path):
+    checkpointing = replace(
+        plan,
+        settings=replace(
+            plan.settings, gradient_checkpointing=True, max_steps=1
+        ),
+    )
+    one = of(checkpointing, splits, tmp_path)
+
+    def hooks() -> int:
+        return sum(len(m._forward_hooks) for m in one.base.modules())
+
+    before = hooks()
+    one.train()
+    assert hooks() == before
 
 
 def test_metrics_have_their_columns_and_every_step_once(trained):

@@ -702,7 +702,9 @@ def test_a_taken_over_run_trains_at_its_own_rate(
         callbacks=[rates],
     )
     training.take_over(checkpoint, child.args)
-    before = load_file(checkpoint / "adapter_model.safetensors")
+    copied = training.last_checkpoint(tmp_path / "child")
+    for name in ("adapter_model.safetensors", "optimizer.pt"):
+        assert (copied / name).read_bytes() == (checkpoint / name).read_bytes()
     training.train(child)
     factors = {"constant": [1, 1, 1, 1], "linear": [4, 3, 2, 1]}[scheduler]
     least = 1 if scheduler == "constant" else 6
@@ -711,11 +713,6 @@ def test_a_taken_over_run_trains_at_its_own_rate(
     rows = rows_of(tmp_path / "child")
     assert [row["step"] for row in rows] == [3, 4, 5, 6]
     assert all(row["kl"] is not None for row in rows)
-    started = load_file(
-        training.last_checkpoint(tmp_path / "child")
-        / "adapter_model.safetensors"
-    )
-    assert before.keys() == started.keys()
     # and the moments of the optimiser came along: six steps, not four
     [step] = {int(state["step"]) for state in child.optimizer.state.values()}
     assert step == 6

@@ -613,7 +613,8 @@ def _progress(now: dict) -> str:
         parts.append(f"reward {now['reward']:.3f}")
     if now.get("seconds_per_step"):
         parts.append(f"{now['seconds_per_step']:.1f} s")
-    return f"{now['status']}: {', '.join(parts)}"
+    note = f" ({now['warning']})" if now.get("warning") else ""
+    return f"{now['status']}: {', '.join(parts)}{note}"
 
 
 def _show_end(

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import filelock
 import psutil
 
 from grpo_lab.arena import experiment as experiments
@@ -311,7 +312,11 @@ class LocalArena:
             with self._new_folder("experiment", name) as (folder, record):
                 checked.write(folder)
                 record |= checked.record
-            job.start(self._experiment(name))
+            try:
+                job.start(self._experiment(name))
+            except LabError:
+                self.delete_experiment(name)
+                raise
         return Submitted(
             name,
             checked.findings,
@@ -342,6 +347,7 @@ class LocalArena:
         from grpo_lab.arena import manifest
 
         stem = manifest.load(source).environment.name
+        self.store.get("dataset", stem)
         taken = {one["name"] for one in self.store.all("experiment")}
         return next(
             name
@@ -352,7 +358,7 @@ class LocalArena:
     def list_experiments(self) -> list[dict]:
         """Every experiment and how it stands, the oldest first."""
         return [
-            one | self.experiment_status(one["name"])
+            one | experiments.status(self.home / "experiments" / one["name"])
             for one in self.store.all("experiment")
         ]
 
@@ -485,7 +491,8 @@ class LocalArena:
         Raises:
             LabError: there is none, it runs, or it is deployed.
         """
-        folder = self._experiment(experiment_name)
+        self.store.get("experiment", experiment_name)
+        folder = self.home / "experiments" / experiment_name
         if experiments.status(folder)["status"] in ACTIVE:
             raise LabError(
                 f"The experiment {experiment_name!r} runs. Stop it first "
@@ -612,19 +619,33 @@ class LocalArena:
         from grpo_lab.arena import serving
 
         chosen = self._checkpoint(experiment_name, checkpoint)
-        before = self._deployed(experiment_name)
-        if before is None or before.port != port:
-            serving.refuse_port_in_use(port)
-        record = self._merged(experiment_name, chosen)
-        if before is not None:
-            serving.stop(before)
+        with self._holding(experiment_name):
+            before = self._deployed(experiment_name)
+            if before is None or before.port != port:
+                serving.refuse_port_in_use(port)
+            if before is not None and serving.shares_a_gpu():
+                serving.stop(before)  # else there would be no room to merge
+            record = self._merged(experiment_name, chosen)
+            if before is not None:
+                serving.stop(before)
+            self._register_deployment(experiment_name, record)
+            self._serve(experiment_name, port)
+            self._forget_other_weights(experiment_name, chosen["name"])
+        return self._deployment(self.store.get("deployment", experiment_name))
+
+    def _register_deployment(self, experiment_name: str, record: dict) -> None:
         if self.store.has("deployment", experiment_name):
             self.store.update("deployment", experiment_name, **record)
         else:
             self.store.add("deployment", experiment_name, record)
-        self._serve(experiment_name, port)
-        self._forget_other_weights(experiment_name, chosen["name"])
-        return self._deployment(self.store.get("deployment", experiment_name))
+
+    @contextlib.contextmanager
+    def _holding(self, name: str) -> Iterator[None]:
+        """Start and stop the server of a deployment one at a time."""
+        folder = self.home / "deployments"
+        folder.mkdir(exist_ok=True)
+        with filelock.FileLock(folder / f".{name}.lock"):
+            yield
 
     def _deployed(self, name: str):
         """The server of a deployment, whether or not it runs; else None."""
@@ -660,11 +681,18 @@ class LocalArena:
         plan = read_json(folder / "plan.json")["settings"]
         adapter = folder / "checkpoints" / checkpoint["name"]
         target = self._weights(name, checkpoint["name"])
-        serving.merge(plan["model"], adapter, target)
+        try:
+            serving.merge(plan["model"], adapter, target)
+            agreement = self._agreement(folder, plan, adapter, target)
+        except BaseException:  # Ctrl-C as well
+            if not self.store.has("deployment", name):
+                # No verb would ever find what was merged.
+                shutil.rmtree(target.parent, ignore_errors=True)
+            raise
         return {
             "experiment": name,
             "checkpoint": checkpoint["name"],
-            "agreement": self._agreement(folder, plan, adapter, target),
+            "agreement": agreement,
             "server": None,
         }
 
@@ -702,13 +730,7 @@ class LocalArena:
                 f"of {found.questions} questions. They are served all the "
                 "same; train with network.load_in_4bit: false to avoid it."
             )
-        return {
-            "questions": found.questions,
-            "adapter_correct": found.adapter_correct,
-            "merged_correct": found.merged_correct,
-            "same_text": found.same_text,
-            "worse": found.worse,
-        }
+        return found.to_dict()
 
     def _serve(self, name: str, port: int | None = None) -> None:
         from grpo_lab.arena import serving
@@ -716,8 +738,11 @@ class LocalArena:
         record = self.store.get("deployment", name)
         weights = self._weights(name, record["checkpoint"])
         log = weights.with_name("server.log")
-        server = serving.start(weights, log, port=port)
-        self.store.update("deployment", name, server=server.to_dict())
+
+        def began(server) -> None:
+            self.store.update("deployment", name, server=server.to_dict())
+
+        serving.start(weights, log, port=port, began=began)
 
     def list_inference_deployments(self) -> list[dict]:
         """The deployments: `name`, `checkpoint`, `status`, `url`, `pid`.
@@ -758,21 +783,26 @@ class LocalArena:
         """
         from grpo_lab.arena import serving
 
+        self.store.get("deployment", deployment_name)
+        with self._holding(deployment_name):
+            server = self._deployed(deployment_name)
+            if server is None or not serving.healthy(server):
+                if server is not None:
+                    serving.stop(server)
+                self._serve(deployment_name)
         record = self.store.get("deployment", deployment_name)
         server = _server(record)
-        if server is None or not serving.healthy(server):
-            if server is not None:
-                serving.stop(server)
-            self._serve(deployment_name)
-            record = self.store.get("deployment", deployment_name)
-            server = _server(record)
         found = Experiment.load(self._experiment(record["experiment"]))
         return serving.Agent(
             server.url,
             str(server.folder),
             found.system_prompt,
             context=found.manifest["network"]["max_context_length"],
-            max_new_tokens=max_new_tokens or serving.MAX_NEW_TOKENS,
+            max_new_tokens=(
+                serving.MAX_NEW_TOKENS
+                if max_new_tokens is None
+                else max_new_tokens
+            ),
         )
 
     def stop_deployment(self, deployment_name: str) -> None:
@@ -826,16 +856,19 @@ class LocalArena:
         parent = self.home / f"{kind}s"
         part, folder = parent / f".{name}.{os.getpid()}.part", parent / name
         record: dict = {}
+        added = False
         try:
             part.mkdir(parents=True)
             yield part, record
             # Else two that register one name at once would both succeed.
             self.store.add(kind, name, record)
+            added = True
             # What a killed registration may have left; nobody knows of it.
             shutil.rmtree(folder, ignore_errors=True)
             part.rename(folder)
         except OSError as error:
-            self.store.delete(kind, name)
+            if added:
+                self.store.delete(kind, name)
             raise LabError(
                 f"The {kind} {name!r} could not be written below {parent}: "
                 f"{error.strerror or error}. Free some space, or choose "

@@ -195,7 +195,7 @@ def splits(
     """
     if isinstance(registered, dict):
         registered = Registered.from_dict(registered)
-    _check_trainable(registered)
+    check_trainable(registered)
     _check_sizes(registered, fitness_rows, test_rows)
     _check_unchanged(folder, registered)
     held_out = fitness_rows + test_rows
@@ -698,7 +698,12 @@ def _nothing_usable(
 # --- Dividing rows ----------------------------------------------------------
 
 
-def _check_trainable(registered: Registered) -> None:
+def check_trainable(registered: Registered) -> None:
+    """GRPO takes reasoning data only.
+
+    Raises:
+        LabError: the category is another.
+    """
     if registered.category != "reasoning":
         raise LabError(
             f"This data set is of the category {registered.category!r}, but "

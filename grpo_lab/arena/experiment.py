@@ -6,6 +6,7 @@ directory/
   reward.py         the reward file, as it was handed in
   verdicts.json     what `check_reward` found
   status.json       how it stands; written by its job
+  metrics.csv       all steps so far; see `records.metrics`
   heartbeat         touched by its job every few seconds
   job.lock          held by its job as long as it lives
   job.log           what the job printed
@@ -25,6 +26,9 @@ ACTIVE = ("queued", "running")
 """States in which a job lives; the others are done, failed, stopped."""
 
 LOCK = "job.lock"
+
+START_SECONDS = 60.0
+"""How long a new job may take until it shows that it lives."""
 
 
 @dataclass(frozen=True)
@@ -159,21 +163,27 @@ def status(directory: Path) -> dict:
     Returns:
         `status`: "queued" (another one trains), "running", "done",
         "stopped", "failed", or "interrupted" where its job was killed; then
-        `reason`, what it is `doing`, the `step` of the member that trains,
-        of `steps`, its `generation`, and `heartbeat`, the seconds since the
-        job's last sign of life.
+        `reason`, a `warning` if there is one, what it is `doing`, the
+        `step` of the member that trains, of `steps`, its `generation`, and
+        `heartbeat`, the seconds since the job's last sign of life.
     """
     directory = Path(directory)
     found = {
         "status": "interrupted",
         "reason": "",
         "doing": "",
+        "warning": "",
         "step": 0,
         "steps": 0,
         "generation": 0,
         **(read_json(directory / "status.json") or {}),
     }
-    if found["status"] in ACTIVE and not is_alive(directory):
+    starting = (
+        found["status"] == "queued"
+        and found.get("pid") is None
+        and time.time() - found.get("time", 0.0) < START_SECONDS
+    )
+    if found["status"] in ACTIVE and not (starting or is_alive(directory)):
         # It may have ended between the two looks.
         found |= read_json(directory / "status.json") or {}
         if found["status"] in ACTIVE:

@@ -1,9 +1,10 @@
-"""The process of one experiment: python -m grpo_lab.arena.job DIRECTORY.
+"""The process of one experiment, and how it is started.
 
 It outlives the notebook or terminal that submitted it. One experiment of an
 arena trains at a time, since two at once are much slower than one after the
-other; the next ones wait. Nothing is imported before the lock is held, so
-that whoever started the job soon knows that it lives.
+other; the others wait, and whichever looks first is the next. The training
+libraries are imported when the lock is held, so that whoever started the job
+soon knows that it lives.
 """
 
 import contextlib
@@ -18,7 +19,7 @@ from pathlib import Path
 
 import filelock
 
-from grpo_lab.arena.experiment import LOCK
+from grpo_lab.arena.experiment import LOCK, START_SECONDS, is_alive
 from grpo_lab.errors import LabError
 from grpo_lab.files import read_json, write_json, write_whole
 
@@ -26,8 +27,20 @@ BEAT_SECONDS = 2.0
 TURN = "training.lock"
 """Below the arena's home: held by the experiment that trains."""
 
-START_SECONDS = 60.0
-"""How long a new job may take until it shows that it lives."""
+STARTER = "start.lock"
+"""Below an experiment's directory: held by whoever starts its job."""
+
+METRICS_SECONDS = 5.0
+"""How often the experiment's metrics.csv is written, at most."""
+
+CUT_STEPS = 5
+"""Optimiser steps that `CUT_SHARE` is taken over."""
+
+CUT_SHARE = 0.2
+"""Share of completions cut at their limit above which a reader is warned."""
+
+PROGRAM = "import sys; from grpo_lab.arena import job; sys.exit(job.main())"
+"""What the process runs; its directory is the first argument."""
 
 
 class _StopRequested(Exception):
@@ -57,12 +70,28 @@ def start(directory: Path) -> int:
         LabError: it ended at once, or does not begin.
     """
     directory = Path(directory).resolve()
+    try:
+        with filelock.FileLock(directory / STARTER, timeout=0):
+            return _start(directory)
+    except filelock.Timeout:
+        raise LabError(
+            f"The experiment {directory.name!r} is being started right now. "
+            "Wait a moment, then look at it with list_experiments."
+        ) from None
+
+
+def _start(directory: Path) -> int:
+    if is_alive(directory):
+        raise LabError(
+            f"The experiment {directory.name!r} runs already. Wait for it, "
+            "or stop it first with stop_experiment."
+        )
     (directory / "stop").unlink(missing_ok=True)
     Status(directory).tell(status="queued", reason="", pid=None)
     begun = time.time()
     with (directory / "job.log").open("ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "grpo_lab.arena.job", str(directory)],
+            [sys.executable, "-c", PROGRAM, str(directory)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -74,17 +103,25 @@ def start(directory: Path) -> int:
         if Status(directory).values["pid"] == process.pid:
             return process.pid
         if process.poll() is not None:
-            raise LabError(
+            raise _not_started(
+                directory,
                 f"The job of {directory.name} ended at once. Its last words "
-                f"are in {directory / 'job.log'}: {_last_line(directory)}"
+                f"were: {_last_line(directory)} Put right what they name, "
+                "then try again.",
             )
         time.sleep(0.05)
     process.kill()
-    raise LabError(
+    raise _not_started(
+        directory,
         f"The job of {directory.name} did not begin within "
-        f"{START_SECONDS:g} s and was ended. Try resume_experiment when the "
-        "machine is less busy."
+        f"{START_SECONDS:g} s and was ended. Try again when the machine is "
+        "less busy.",
     )
+
+
+def _not_started(directory: Path, reason: str) -> LabError:
+    Status(directory).tell(status="failed", reason=reason)
+    return LabError(reason)
 
 
 def _last_line(directory: Path) -> str:
@@ -129,8 +166,17 @@ def _train(directory: Path, status: Status) -> None:
     environment.prepare()
     from grpo_lab.arena import experiment, population
 
+    recent: list[float] = []
+    written = 0.0
+
     def progress(member, step: int, row: dict) -> None:
+        nonlocal written
+        recent.append(row["truncated_share"])
+        if time.monotonic() - written > METRICS_SECONDS:
+            _write_metrics(directory)
+            written = time.monotonic()
         status.tell(
+            warning=_warning(recent[-CUT_STEPS:]),
             step=step,
             generation=(step - 1) // trained.plan.evo_steps,
             member=member.number,
@@ -148,7 +194,28 @@ def _train(directory: Path, status: Status) -> None:
     except population.Stopped:
         status.tell(status="stopped", reason="stopped on request")
         return
+    finally:
+        trained.reward.close()
+        _write_metrics(directory)
     status.tell(status="done", doing="")
+
+
+def _write_metrics(directory: Path) -> None:
+    from grpo_lab.arena import records
+
+    frame = records.metrics(directory)
+    write_whole(directory / "metrics.csv", frame.to_csv(index=False))
+
+
+def _warning(cut: list[float]) -> str:
+    """What the last steps' share of cut completions calls for."""
+    share = sum(cut) / len(cut)
+    if share <= CUT_SHARE:
+        return ""
+    return (
+        f"{share:.0%} of the last completions were cut at their limit and "
+        "earned little; give max_output_tokens more."
+    )
 
 
 def _reason(error: Exception) -> str:
@@ -197,5 +264,6 @@ def _turn(directory: Path) -> Iterator[None]:
         lock.release()
 
 
-if __name__ == "__main__":
-    sys.exit(run(Path(sys.argv[1])))
+def main() -> int:
+    """The process itself; see `PROGRAM`."""
+    return run(Path(sys.argv[1]))

@@ -364,7 +364,7 @@ class Training(_Section):
         max_steps: completions to learn from, over the whole population.
         evo_steps: optimiser steps of each member between evolutions.
         pop_size: members of the population.
-        evaluation_interval: optimiser steps between evaluations.
+        evaluation_interval: kept for the form; evaluations are at evolutions.
     """
 
     max_steps: Count

@@ -17,6 +17,7 @@ at most the step that was being made: who trains again with the same plan goes
 on. What is drawn by chance depends on the seed and the generation alone.
 """
 
+import random
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -84,12 +85,17 @@ class Plan:
 
         Each has a seed of its own: members with equal hyperparameters differ
         by the start of their adapters, their questions and their rollouts.
+        That of the first is the plan's, so that a control begins as it does;
+        the others' are far from those of a plan with the next seed.
         """
+        seed = self.settings.seed
+        if member.number:
+            seed = random.Random(f"{seed}/{member.number}").randrange(2**31)
         return replace(
             self.settings,
             learning_rate=member.learning_rate,
             beta=member.beta,
-            seed=self.settings.seed + member.number,
+            seed=seed,
             max_steps=steps,
         )
 
@@ -190,6 +196,7 @@ class Population:
                 break
             state = self._next(state, target, fitness)
             state.save(path)
+            self._forget_the_dead(state)
         self._finish()
 
     def _first(self) -> State:
@@ -244,6 +251,9 @@ class Population:
         finally:
             # The next member puts its own adapter on the same base model.
             self.base = trainer.model.unload()
+            if settings.gradient_checkpointing:
+                # Else each member would leave a hook behind.
+                self.base.disable_input_require_grads()
             del trainer
             models.free_memory()
 
@@ -316,6 +326,17 @@ class Population:
             state, generation=generation, step=target, members=tuple(members)
         )
 
+    def _forget_the_dead(self, state: State) -> None:
+        """Delete the checkpoints of members that nobody goes on from.
+
+        Their metrics and answers stay.
+        """
+        alive = {member.number for member in state.members}
+        for number in {row["member"] for row in state.lineage} - alive:
+            folder = member_folder(self.directory, number)
+            for checkpoint in folder.glob("checkpoint-*"):
+                shutil.rmtree(checkpoint, ignore_errors=True)
+
     def _inherit(self, member: Member, step: int) -> None:
         parent = member_folder(self.directory, member.parent)
         training.take_over(
@@ -335,7 +356,7 @@ class Population:
             return
         member = member_folder(self.directory, row["member"])
         source = member / f"checkpoint-{row['step']}"
-        part = folder.with_suffix(".part")
+        part = folder.with_name(f".part-{name}")
         shutil.rmtree(part, ignore_errors=True)
         shutil.rmtree(folder, ignore_errors=True)
         part.mkdir(parents=True)
@@ -345,7 +366,7 @@ class Population:
         part.rename(folder)
         for worse in checkpoints(self.directory)[KEPT_CHECKPOINTS:]:
             if worse["name"] != name:
-                shutil.rmtree(folder.parent / worse["name"])
+                _delete(folder.parent / worse["name"])
 
     def _finish(self) -> None:
         """Ask base and best what nothing was selected by."""
@@ -376,6 +397,14 @@ class Population:
                 "p_value": pair.p_value,
             },
         )
+
+
+def _delete(folder: Path) -> None:
+    """Delete a checkpoint; a reader or a kill never meets half of one."""
+    gone = folder.with_name(f".gone-{folder.name}")
+    shutil.rmtree(gone, ignore_errors=True)
+    folder.rename(gone)
+    shutil.rmtree(gone, ignore_errors=True)
 
 
 def _lineage_row(

@@ -61,6 +61,8 @@ def checkpoints(directory: Path) -> list[dict]:
     found = []
     for file in folder.glob("step_*/checkpoint.json"):
         files = [file.with_name(name) for name in ADAPTER_FILES]
+        if not all(one.is_file() for one in files):
+            continue  # it is being deleted
         size = sum(one.stat().st_size for one in files) / 1e6
         found.append(read_json(file) | {"size_mb": round(size, 2)})
     return sorted(

@@ -113,6 +113,12 @@ def merge(model: str, adapter: Path, target: Path) -> None:
     try:
         policy = PeftModel.from_pretrained(base, adapter)
         merged = policy.merge_and_unload(safe_merge=True)
+    except torch.OutOfMemoryError as error:
+        raise LabError(
+            f"The GPU's memory is not enough to merge {adapter} into {model} "
+            "in 16 bit. Stop what else uses the GPU, such as a training or "
+            "another deployment, then deploy the agent again."
+        ) from error
     except (ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise LabError(
             f"The adapter in {adapter} could not be merged into {model}: "
@@ -220,6 +226,16 @@ class Agreement:
         pair = self.comparison
         return pair.total - pair.gained - pair.lost
 
+    def to_dict(self) -> dict:
+        """Plain values for JSON and for a table."""
+        return {
+            "questions": self.questions,
+            "adapter_correct": self.adapter_correct,
+            "merged_correct": self.merged_correct,
+            "same_text": self.same_text,
+            "worse": self.worse,
+        }
+
     @property
     def worse(self) -> bool:
         """Whether merging has cost more than chance explains (95 %)."""
@@ -314,6 +330,11 @@ _children: list[subprocess.Popen] = []
 """Servers of this process; one that ends is a zombie until it is polled."""
 
 
+def shares_a_gpu() -> bool:
+    """Whether a server takes memory that a merge needs as well."""
+    return torch.cuda.is_available()
+
+
 def refuse_port_in_use(port: int | None) -> None:
     """Refuse a port before anything is done for a server on it.
 
@@ -325,7 +346,11 @@ def refuse_port_in_use(port: int | None) -> None:
 
 
 def start(
-    folder: Path, log: Path, port: int | None = None, seconds: float = 180
+    folder: Path,
+    log: Path,
+    port: int | None = None,
+    seconds: float = 180,
+    began: Callable[[Server], None] = lambda server: None,
 ) -> Server:
     """Serve a merged model on this machine, and wait until it answers.
 
@@ -338,6 +363,8 @@ def start(
         log: file for what the server prints; overwritten.
         port: 1 to 65535, or None for a free one.
         seconds: how long it may take until the first answer.
+        began: called as soon as there is a process, so that it can be found
+            again if this one is killed before the first answer.
 
     Raises:
         LabError: there is no model in the folder, the port is in use, or the
@@ -350,7 +377,7 @@ def start(
     for _ in range(PORT_TRIES):
         chosen = port or _free_port()
         with contextlib.suppress(_PortTaken):
-            return _start(folder, log, chosen, seconds)
+            return _start(folder, log, chosen, seconds, began)
         if port is not None:
             break
     raise _port_in_use(chosen)
@@ -364,7 +391,13 @@ def _check_model(folder: Path) -> None:
         )
 
 
-def _start(folder: Path, log: Path, port: int, seconds: float) -> Server:
+def _start(
+    folder: Path,
+    log: Path,
+    port: int,
+    seconds: float,
+    began: Callable[[Server], None],
+) -> Server:
     with log.open("wb") as output:
         child = subprocess.Popen(
             _command(folder, port),
@@ -375,9 +408,10 @@ def _start(folder: Path, log: Path, port: int, seconds: float) -> Server:
             start_new_session=True,
         )
     _children.append(child)
-    began = psutil.Process(child.pid).create_time()
-    server = Server(child.pid, port, folder, began)
+    created = psutil.Process(child.pid).create_time()
+    server = Server(child.pid, port, folder, created)
     try:
+        began(server)
         _wait(server, child, log, seconds)
     except BaseException:  # Ctrl-C as well
         stop(server)

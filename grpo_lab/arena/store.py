@@ -50,12 +50,11 @@ class Store:
         try:
             self.home.mkdir(parents=True, exist_ok=True)
             self._prepare()
-        except (OSError, sqlite3.Error) as error:
+        except OSError as error:
             raise LabError(
-                f"The arena's state in {readable(self.path)} can't be used: "
-                f"{error}. Choose a directory that you may write to with "
-                "LocalArena(home=...) or --home, or move the broken file "
-                "away; experiments and data sets beside it stay."
+                f"The arena can't be kept in {readable(self.home)}: "
+                f"{error.strerror}. Choose a directory that you may write to "
+                "with LocalArena(home=...) or --home."
             ) from error
 
     def _prepare(self) -> None:
@@ -78,13 +77,25 @@ class Store:
     @contextlib.contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
         """One transaction: all of it or nothing."""
-        database = sqlite3.connect(self.path, timeout=BUSY_SECONDS)
+        database = None
         try:
+            database = sqlite3.connect(self.path, timeout=BUSY_SECONDS)
             with database:
                 database.execute("BEGIN IMMEDIATE")
                 yield database
+        except sqlite3.IntegrityError:
+            raise
+        except (OSError, sqlite3.Error) as error:
+            raise LabError(
+                f"The arena's state in {readable(self.path)} can't be used: "
+                f"{error}. Choose a directory that you may write to with "
+                "LocalArena(home=...) or --home; if the disk is full, free "
+                "some space; if the file is broken, move it away: "
+                "experiments and data sets beside it stay."
+            ) from error
         finally:
-            database.close()
+            if database is not None:
+                database.close()
 
     def add(self, kind: str, name: str, record: dict) -> None:
         """Register something under a new name.

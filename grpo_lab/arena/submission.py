@@ -97,14 +97,15 @@ def check(
     chosen = _project(store, project)
     dataset = store.get("dataset", form.environment.name)
     folder = home / "datasets" / dataset["name"]
-    if dataset["category"] != "reasoning":
-        datasets.splits(folder, _registered(dataset), 1, 0, 0, "")
+    registered = datasets.Registered.from_dict(dataset)
+    datasets.check_trainable(registered)
     refuse_errors(lint(given))
     path = Path(reward_file).expanduser().resolve()
     verdicts = _verdicts(path, form, folder, force)
     _try_completion(path, folder, completion)
     supplied = FORM_PROMPTS.get(verdicts.form, REASONING_PROMPT)
-    prompt = form.environment.system_prompt or supplied
+    own = form.environment.system_prompt
+    prompt = own if own.strip() else supplied
     name = form.network.pretrained_model_name_or_path
     tokenizer, context = models.load_tokenizer(name)
     rows = datasets.load_rows(folder)
@@ -117,9 +118,15 @@ def check(
     settings = manifest.settings(form, limit)
     estimate = models.estimate_memory(models.entry(name), settings, longest)
     models.check_fits(estimate, settings)
+    values = form.to_dict()
+    local = Path(name).expanduser()
+    if local.is_dir():  # whoever resumes may stand in another directory
+        values["network"]["pretrained_model_name_or_path"] = str(
+            local.resolve()
+        )
     experiment = Experiment(
-        manifest=form.to_dict(),
-        dataset=_registered(dataset),
+        manifest=values,
+        dataset=registered.to_dict(),
         dataset_name=dataset["name"],
         system_prompt=prompt,
         max_completion_length=limit,
@@ -167,12 +174,6 @@ def _project(store: Store, name: str | None) -> str:
             "one of those."
         )
     return name
-
-
-def _registered(record: dict) -> dict:
-    """The part of a record that `datasets.Registered` knows."""
-    known = datasets.Registered.__dataclass_fields__
-    return {name: record[name] for name in known}
 
 
 def _verdicts(
