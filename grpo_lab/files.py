@@ -28,7 +28,8 @@ def write_whole(path: Path, text: str) -> None:
         raise LabError(
             f"Could not write {path}: {error.strerror}. What was finished "
             "before is still there. Free some space or choose another "
-            "OUTPUT_DIR, then run this again: it goes on where it stopped."
+            "directory (OUTPUT_DIR), then run this again: it goes on where "
+            "it stopped."
         ) from error
 
 
@@ -38,11 +39,22 @@ def write_json(path: Path, value: object) -> None:
 
 
 def read_json(path: Path) -> dict | None:
-    """What `write_json` wrote; None if there is no such file."""
+    """What `write_json` wrote; None if there is no such file.
+
+    Raises:
+        LabError: somebody or something has broken it.
+    """
     path = Path(path)
     if not path.is_file():
         return None
-    return json.loads(path.read_text(encoding="utf-8"))
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise LabError(
+            f"{path} is broken: {error}. No program of these lessons leaves "
+            "it so. Put a good copy of it back; or delete it and go on: what "
+            "can be computed again will be."
+        ) from error
 
 
 def readable(path: Path) -> Path:

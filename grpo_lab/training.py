@@ -9,6 +9,7 @@ import csv
 import math
 import shutil
 import time
+import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import psutil
 import torch
 from datasets import Dataset
 from peft import LoraConfig, set_peft_model_state_dict
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch.utils.tensorboard import SummaryWriter
 from transformers import (
@@ -814,6 +816,25 @@ def last_checkpoint(run_dir: Path) -> Path | None:
     complete = [
         folder
         for folder in Path(run_dir).glob("checkpoint-*")
-        if (folder / COMPLETE).exists()
+        if (folder / COMPLETE).exists() and not _is_broken(folder)
     ]
     return max(complete, key=step_of, default=None)
+
+
+def _is_broken(checkpoint: Path) -> bool:
+    """Whether files of a checkpoint were cut or removed since it was written.
+
+    An older one is gone on from then, which costs a step.
+    """
+    try:
+        with safe_open(
+            checkpoint / "adapter_model.safetensors", "pt"
+        ) as weights:
+            weights.keys()
+    except (OSError, SafetensorError):
+        return True
+    # What torch writes is a zip archive, whose index stands at its end.
+    return not all(
+        zipfile.is_zipfile(checkpoint / name)
+        for name in ("optimizer.pt", "scheduler.pt")
+    )

@@ -18,7 +18,14 @@ import psutil
 import pytest
 import yaml
 
-from grpo_lab.arena import LocalArena, job, manifest, records, store
+from grpo_lab.arena import (
+    LocalArena,
+    client,
+    job,
+    manifest,
+    records,
+    store,
+)
 from grpo_lab.arena import experiment as experiments
 from grpo_lab.arena.store import Store
 from grpo_lab.errors import LabError
@@ -542,16 +549,66 @@ def test_metrics_do_not_replace_a_file_of_another_kind(
     assert first == arena.download_experiment_metrics(name, tmp_path)
 
 
-def test_an_experiment_can_be_made_longer_only(
+def test_an_experiment_can_be_made_longer_but_not_impossible(
     arena, reward_file, tiny_qwen, no_job
 ):
     name = arena.submit_experiment(small(tiny_qwen), reward_file).name
-    with pytest.raises(LabError, match="Type max_steps=56 or more"):
-        arena.resume_experiment(name, max_steps=48)
-    arena.resume_experiment(name, max_steps=56)
     folder = arena.home / "experiments" / name
+    before = (folder / "experiment.json").read_bytes()
+    with pytest.raises(LabError, match="max_steps: 8 or more"):
+        arena.resume_experiment(name, max_steps=5)
+    with pytest.raises(LabError, match="must lie between"):
+        arena.resume_experiment(name, max_steps=10**18)
+    assert (folder / "experiment.json").read_bytes() == before
+    arena.resume_experiment(name, max_steps=56)
     kept = experiments.Experiment.load(folder).manifest
     assert kept["training"]["max_steps"] == 56
+
+
+def test_a_job_without_a_number_is_not_this_process():
+    """psutil takes no number for the process that asks."""
+    client._end(None)
+
+
+def test_files_of_an_experiment_that_nobody_knows_are_left_alone(
+    arena, reward_file, tiny_qwen, no_job
+):
+    """As after the registry was lost: they may hold a long training."""
+    kept = arena.home / "experiments" / "e" / "result.json"
+    write_json(kept, {"best": "step_5"})
+    with pytest.raises(LabError, match="is there already, although no"):
+        arena.submit_experiment(
+            small(tiny_qwen), reward_file, experiment_name="e", resume=True
+        )
+    assert kept.exists() and no_job == []
+
+
+def test_looking_writes_nothing(arena):
+    """So that a full or a read-only disk can still be looked at."""
+    before = (arena.home / "arena.sqlite").read_bytes()
+    LocalArena(arena.home).list_datasets()
+    assert (arena.home / "arena.sqlite").read_bytes() == before
+    assert [f.name for f in arena.home.glob("arena.sqlite*")] == [
+        "arena.sqlite"
+    ]
+
+
+def test_a_broken_status_hides_no_other_experiment(
+    arena, reward_file, tiny_qwen, no_job
+):
+    name = arena.submit_experiment(small(tiny_qwen), reward_file).name
+    folder = arena.home / "experiments" / name
+    (folder / "status.json").write_text('{"status": "ru')
+    [one] = arena.list_experiments()
+    assert (one["name"], one["status"]) == (name, "interrupted")
+    (folder / "result.json").write_text("")
+    with pytest.raises(LabError, match="result.json is broken"):
+        arena.experiment_result(name)
+
+
+def test_a_machine_is_needed(arena, reward_file, tiny_qwen, no_job):
+    with pytest.raises(LabError, match="needs a machine"):
+        arena.submit_experiment(small(tiny_qwen), reward_file, num_nodes=0)
 
 
 # --- The whole way, with real jobs and a real server ------------------------
@@ -611,6 +668,10 @@ def test_a_killed_and_a_stopped_job_are_gone_on_with(lived):
     steps = arena.experiment_metrics(name)
     assert not steps.duplicated(["step", "member"]).any()
     assert steps.groupby("step").size().tolist() == [2] * 6
+    with pytest.raises(LabError, match="Type max_steps=56 or more"):
+        arena.resume_experiment(name, max_steps=48)
+    with pytest.raises(LabError, match="is done. To train it further"):
+        arena.resume_experiment(name)
     kept = pd.read_csv(arena.home / "experiments" / name / "metrics.csv")
     assert len(kept) == len(steps)
 

@@ -96,7 +96,7 @@ def test_the_elite_goes_on_as_if_nothing_had_happened(
         the_plan,
         settings=replace(
             the_plan.settings,
-            seed=the_plan.settings_of(Member(int(number), 1, 0), 1).seed,
+            seed=the_plan.settings_of(Member(int(number), 0.1, 0), 1).seed,
             max_steps=steps,
         ),
         pop_size=1,

@@ -61,6 +61,25 @@ def test_a_place_that_is_no_folder_is_told(tmp_path):
         write_whole(tmp_path / "file" / "under", "text")
 
 
+@pytest.mark.parametrize("text", ["", '{"a": ', "\x00\x00"])
+def test_a_broken_file_is_told_by_its_name(tmp_path, text):
+    path = tmp_path / "value.json"
+    path.write_text(text)
+    with pytest.raises(LabError, match="value.json is broken.*delete it"):
+        read_json(path)
+
+
+def test_two_writers_of_one_file_do_not_take_each_others_part(
+    tmp_path, monkeypatch
+):
+    path = tmp_path / "value.json"
+    monkeypatch.setattr(os, "replace", lambda part, path: None)
+    write_json(path, {"by": "one"})
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    write_json(path, {"by": "other"})
+    assert len(list(tmp_path.iterdir())) == 2
+
+
 def test_a_lesson_takes_a_new_an_empty_and_its_own_directory(tmp_path):
     empty = tmp_path / "empty"
     empty.mkdir()

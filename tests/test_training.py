@@ -628,6 +628,23 @@ def test_half_a_checkpoint_is_not_gone_on_from(build, quick, tmp_path):
     assert (half / "adapter_model.safetensors").stat().st_size == len(weights)
 
 
+@pytest.mark.parametrize(
+    "name", ["adapter_model.safetensors", "optimizer.pt", "scheduler.pt"]
+)
+def test_a_checkpoint_that_was_cut_later_is_passed_over(
+    build, quick, tmp_path, name
+):
+    """The one before it is gone on from, which costs a step."""
+    with pytest.raises(Stop):
+        training.train(build(quick, progress=stop_after(3)))
+    assert training.last_checkpoint(tmp_path).name == "checkpoint-2"
+    cut = tmp_path / "checkpoint-2" / name
+    cut.write_bytes(cut.read_bytes()[:100])
+    assert training.last_checkpoint(tmp_path).name == "checkpoint-1"
+    cut.unlink()
+    assert training.last_checkpoint(tmp_path).name == "checkpoint-1"
+
+
 def test_another_learning_rate_does_not_go_on(build, quick, tiny_qwen):
     """The optimiser in the checkpoint would quietly keep the old rate."""
     with pytest.raises(Stop):

@@ -421,7 +421,7 @@ class LocalArena:
         while experiments.is_alive(folder) and time.monotonic() < deadline:
             time.sleep(0.1)
         if experiments.is_alive(folder):
-            _end(now.get("pid"))
+            _end(experiments.status(folder).get("pid"))
             job.Status(folder).tell(
                 status="stopped",
                 reason=f"ended, since its step took more than {seconds:g} s",
@@ -465,22 +465,23 @@ class LocalArena:
     def _prolong(self, folder: Path, max_steps: int) -> None:
         from dataclasses import replace
 
-        from grpo_lab.arena import manifest
+        from grpo_lab.arena import manifest, records
 
         found = Experiment.load(folder)
         before = manifest.load(found.manifest)
+        done = max(records.metrics(folder)["step"], default=0)
         values = found.manifest | {
             "training": found.manifest["training"] | {"max_steps": max_steps}
         }
         after = manifest.load(values)
-        if after.steps <= before.steps:
-            least = max_steps_of(before, before.steps + 1)
+        manifest.settings(after, found.max_completion_length)
+        least = done + (experiments.status(folder)["status"] == "done")
+        if after.steps < max(least, 1):
             raise LabError(
                 f"max_steps={max_steps} gives {after.steps} optimiser steps "
-                f"for each member and the experiment has {before.steps}: it "
-                "can be made longer only. Type max_steps="
-                f"{least} or more; max_steps counts the completions of the "
-                "whole population."
+                f"for each member, and {done} are made. Type max_steps="
+                f"{max_steps_of(before, max(least, 1))} or more; max_steps "
+                "counts the completions of the whole population."
             )
         replace(found, manifest=values).save(folder)
         (folder / "result.json").unlink(missing_ok=True)
@@ -786,7 +787,11 @@ class LocalArena:
         self.store.get("deployment", deployment_name)
         with self._holding(deployment_name):
             server = self._deployed(deployment_name)
-            if server is None or not serving.healthy(server):
+            record = self.store.get("deployment", deployment_name)
+            weights = self._weights(deployment_name, record["checkpoint"])
+            # An arena may have been moved while its server ran.
+            here = server is not None and server.folder == weights
+            if not (here and serving.healthy(server)):
                 if server is not None:
                     serving.stop(server)
                 self._serve(deployment_name)
@@ -813,10 +818,11 @@ class LocalArena:
         """
         from grpo_lab.arena import serving
 
-        server = _server(self.store.get("deployment", deployment_name))
-        if server is not None:
-            serving.stop(server)
-        self.store.update("deployment", deployment_name, server=None)
+        with self._holding(deployment_name):
+            server = _server(self.store.get("deployment", deployment_name))
+            if server is not None:
+                serving.stop(server)
+            self.store.update("deployment", deployment_name, server=None)
 
     def delete_deployment(self, deployment_name: str) -> None:
         """Stop a deployment and delete its merged weights."""
@@ -857,14 +863,18 @@ class LocalArena:
         part, folder = parent / f".{name}.{os.getpid()}.part", parent / name
         record: dict = {}
         added = False
+        if folder.exists():
+            raise LabError(
+                f"{readable(folder)} is there already, although no {kind} "
+                f"{name!r} is registered, and nothing is written over it. "
+                "Choose another name, or move that folder away."
+            )
         try:
             part.mkdir(parents=True)
             yield part, record
             # Else two that register one name at once would both succeed.
             self.store.add(kind, name, record)
             added = True
-            # What a killed registration may have left; nobody knows of it.
-            shutil.rmtree(folder, ignore_errors=True)
             part.rename(folder)
         except OSError as error:
             if added:
@@ -892,7 +902,9 @@ def _server(record: dict):
 
 def _end(pid: int | None) -> None:
     """End a job that does not stop by itself, and what it started."""
-    with contextlib.suppress(psutil.Error, TypeError):
+    if pid is None:
+        return  # psutil would take that for this very process
+    with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid)
         family = [*process.children(recursive=True), process]
         for one in family:

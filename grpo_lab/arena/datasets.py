@@ -161,8 +161,8 @@ def load_rows(folder: Path) -> list[Row]:
     if not file.is_file():
         raise LabError(
             f"The rows of this data set should be in {file}, but there is no "
-            "such file. Somebody moved or deleted it. Delete the data set, "
-            "and create it again."
+            "such file. Somebody moved or deleted it. Put it back, or "
+            "create the data set again under another name."
         )
     return list(data.read_jsonl(file))
 

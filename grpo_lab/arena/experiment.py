@@ -13,6 +13,7 @@ directory/
   ...               what grpo_lab.arena.population writes
 """
 
+import shutil
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -176,7 +177,7 @@ def status(directory: Path) -> dict:
         "step": 0,
         "steps": 0,
         "generation": 0,
-        **(read_json(directory / "status.json") or {}),
+        **read_status(directory),
     }
     starting = (
         found["status"] == "queued"
@@ -185,14 +186,36 @@ def status(directory: Path) -> dict:
     )
     if found["status"] in ACTIVE and not (starting or is_alive(directory)):
         # It may have ended between the two looks.
-        found |= read_json(directory / "status.json") or {}
+        found |= read_status(directory)
         if found["status"] in ACTIVE:
             found["status"] = "interrupted"
             found["reason"] = (
-                "Its process ended without a word, as after a kill. "
+                f"Its process ended without a word, {_cause(directory)}. "
                 "resume_experiment goes on from its last step."
             )
     beat = directory / "heartbeat"
     age = time.time() - beat.stat().st_mtime if beat.exists() else None
     found["heartbeat"] = None if age is None else round(max(age, 0.0), 1)
     return found
+
+
+def read_status(directory: Path) -> dict:
+    """What status.json says; a broken one says nothing."""
+    try:
+        return read_json(Path(directory) / "status.json") or {}
+    except LabError:
+        return {}
+
+
+def _cause(directory: Path) -> str:
+    """Why a job may have ended without a word."""
+    if directory.is_dir() and shutil.disk_usage(directory).free < 2**20:
+        return "with the disk full: free some space"
+    log = directory / "job.log"
+    lines = log.read_text(errors="replace").split("\n") if log.exists() else []
+    last = next((line for line in reversed(lines) if line.strip()), "")
+    return (
+        f"as after a kill; last in job.log: {last[-200:]}"
+        if last
+        else ("as after a kill")
+    )

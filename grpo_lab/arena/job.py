@@ -19,9 +19,14 @@ from pathlib import Path
 
 import filelock
 
-from grpo_lab.arena.experiment import LOCK, START_SECONDS, is_alive
+from grpo_lab.arena.experiment import (
+    LOCK,
+    START_SECONDS,
+    is_alive,
+    read_status,
+)
 from grpo_lab.errors import LabError
-from grpo_lab.files import read_json, write_json, write_whole
+from grpo_lab.files import write_json, write_whole
 
 BEAT_SECONDS = 2.0
 TURN = "training.lock"
@@ -52,7 +57,7 @@ class Status:
 
     def __init__(self, directory: Path) -> None:
         self.path = Path(directory) / "status.json"
-        self.values = read_json(self.path) or {}
+        self.values = read_status(directory)
 
     def tell(self, **changes: object) -> None:
         """Change some values and write the file."""
@@ -91,7 +96,11 @@ def _start(directory: Path) -> int:
     begun = time.time()
     with (directory / "job.log").open("ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(directory)],
+            # -P: else a file such as `datasets.py` of the working directory
+            # would stand in for the library of that name.
+            [sys.executable, "-P", "-c", PROGRAM, str(directory)],
+            # One that is there as long as the experiment is.
+            cwd=directory,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -144,17 +153,20 @@ def run(directory: Path) -> int:
         return 3
     with lock, _heartbeat(directory):
         status = Status(directory)
-        status.tell(status="queued", reason="", pid=os.getpid())
+        status.tell(status="queued", reason="", doing="", pid=os.getpid())
         try:
             with _turn(directory):
                 status.tell(status="running", doing="loading")
                 _train(directory, status)
         except _StopRequested:
-            status.tell(status="stopped", reason="stopped before it began")
+            status.tell(
+                status="stopped", doing="", reason="stopped before it began"
+            )
         except Exception as error:
             with contextlib.suppress(LabError):  # a full disk
                 write_whole(directory / "error.txt", traceback.format_exc())
-            status.tell(status="failed", reason=_reason(error))
+            with contextlib.suppress(LabError):
+                status.tell(status="failed", doing="", reason=_reason(error))
             traceback.print_exc()
             return 1
     return 0
@@ -192,7 +204,7 @@ def _train(directory: Path, status: Status) -> None:
     try:
         trained.train()
     except population.Stopped:
-        status.tell(status="stopped", reason="stopped on request")
+        status.tell(status="stopped", doing="", reason="stopped on request")
         return
     finally:
         trained.reward.close()

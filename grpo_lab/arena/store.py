@@ -58,7 +58,7 @@ class Store:
             ) from error
 
     def _prepare(self) -> None:
-        with self._open() as database:
+        with self._open(write=False) as database:
             [(found,)] = database.execute("PRAGMA user_version")
             if found > VERSION:
                 raise LabError(
@@ -68,6 +68,8 @@ class Store:
                     "Update the package, or choose another directory with "
                     "LocalArena(home=...) or --home."
                 )
+            if found == VERSION:
+                return  # so that a full or read-only disk can still be read
             database.execute(
                 "CREATE TABLE IF NOT EXISTS records (kind TEXT, name TEXT, "
                 "created REAL, record TEXT, PRIMARY KEY (kind, name))"
@@ -75,13 +77,14 @@ class Store:
             database.execute(f"PRAGMA user_version = {VERSION}")
 
     @contextlib.contextmanager
-    def _open(self) -> Iterator[sqlite3.Connection]:
+    def _open(self, write: bool = True) -> Iterator[sqlite3.Connection]:
         """One transaction: all of it or nothing."""
         database = None
         try:
             database = sqlite3.connect(self.path, timeout=BUSY_SECONDS)
             with database:
-                database.execute("BEGIN IMMEDIATE")
+                if write:
+                    database.execute("BEGIN IMMEDIATE")
                 yield database
         except sqlite3.IntegrityError:
             raise
@@ -90,8 +93,8 @@ class Store:
                 f"The arena's state in {readable(self.path)} can't be used: "
                 f"{error}. Choose a directory that you may write to with "
                 "LocalArena(home=...) or --home; if the disk is full, free "
-                "some space; if the file is broken, move it away: "
-                "experiments and data sets beside it stay."
+                "some space; if the file is broken, move the whole arena "
+                "away and begin a new one."
             ) from error
         finally:
             if database is not None:
@@ -116,10 +119,10 @@ class Store:
         Raises:
             LabError: it is taken, or it can't be the name of a folder.
         """
-        if not NAME.fullmatch(name) or name.endswith((" ", ".")):
+        if not NAME.fullmatch(str(name)) or str(name).endswith((" ", ".")):
             raise LabError(
-                f"{name!r} can't be the name of {_a(kind)}, since a folder is "
-                "named after it: it must begin with a letter or digit and "
+                f"{name!r} can't be the name of {_a(kind)}, since folders are "
+                "named so: it must begin with a letter or digit and "
                 "have at most 80 letters, digits, spaces, dots, hyphens and "
                 "underscores. Type for example 'gsm8k-grpo-v1'."
             )
@@ -151,7 +154,7 @@ class Store:
 
     def all(self, kind: str) -> list[dict]:
         """All records of a kind, the oldest first."""
-        with self._open() as database:
+        with self._open(write=False) as database:
             rows = database.execute(
                 "SELECT name, created, record FROM records WHERE kind = ? "
                 "ORDER BY created, name",

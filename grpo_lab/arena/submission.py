@@ -1,6 +1,5 @@
 """Everything that is proved before an experiment may start."""
 
-import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +37,7 @@ class Checked:
         plan: sizes, to be shown.
         record: what the registry keeps.
         given: the manifest as it was handed in, as text.
-        reward_file: where the reward file is.
+        reward: the reward file, as it was when it was proved.
     """
 
     experiment: Experiment
@@ -47,13 +46,13 @@ class Checked:
     plan: dict
     record: dict
     given: str
-    reward_file: Path
+    reward: bytes
 
     def write(self, folder: Path) -> None:
         """Write the files that an experiment begins with."""
         self.experiment.save(folder)
         write_whole(folder / "manifest.yaml", self.given)
-        shutil.copy(self.reward_file, folder / "reward.py")
+        (folder / "reward.py").write_bytes(self.reward)
         write_json(folder / "verdicts.json", self.verdicts.table())
         write_json(
             folder / "status.json",
@@ -68,8 +67,7 @@ class Checked:
             for name in Experiment.__dataclass_fields__
             if getattr(found, name) != getattr(self.experiment, name)
         ]
-        reward = (folder / "reward.py").read_bytes()
-        if reward != self.reward_file.read_bytes():
+        if (folder / "reward.py").read_bytes() != self.reward:
             told.append("reward file")
         return told
 
@@ -101,7 +99,8 @@ def check(
     datasets.check_trainable(registered)
     refuse_errors(lint(given))
     path = Path(reward_file).expanduser().resolve()
-    verdicts = _verdicts(path, form, folder, force)
+    reward = _source(path)
+    verdicts = _verdicts(path, reward, form, folder, force)
     _try_completion(path, folder, completion)
     supplied = FORM_PROMPTS.get(verdicts.form, REASONING_PROMPT)
     own = form.environment.system_prompt
@@ -141,7 +140,7 @@ def check(
         _plan(form, limit, longest, estimate, len(rows)),
         {"project": chosen, "dataset": dataset["name"], "control": control},
         _text(source),
-        path,
+        reward,
     )
 
 
@@ -177,12 +176,14 @@ def _project(store: Store, name: str | None) -> str:
 
 
 def _verdicts(
-    path: Path, form: Manifest, folder: Path, force: bool
+    path: Path, source: bytes, form: Manifest, folder: Path, force: bool
 ) -> Verdicts:
     rows = datasets.load_rows(folder)[:CHECKED_ROWS]
     budget = form.steps * form.completions_per_step * form.training.pop_size
     with tempfile.TemporaryDirectory() as alone:
-        verdicts = _proved_alone(path, Path(alone), rows, budget)
+        copy = Path(alone) / path.name
+        copy.write_bytes(source)
+        verdicts = _proved_alone(path, copy, rows, budget)
     bad = [
         verdicts[name]
         for name in (*CALLS, PAYS)
@@ -201,34 +202,38 @@ def _verdicts(
 
 
 def _proved_alone(
-    path: Path, alone: Path, rows: list[dict], budget: int
+    path: Path, copy: Path, rows: list[dict], budget: int
 ) -> Verdicts:
     """The verdicts on a copy in an empty folder, as the experiment keeps it.
 
     Raises:
         RewardError: the file can't be used, or not without its neighbours.
     """
+    # About as long as rollouts of these sizes take on a slow machine.
+    limit = max(600.0, 0.05 * budget)
     try:
-        shutil.copy(path, alone)
-        # About as long as rollouts of these sizes take on a slow machine.
-        limit = max(600.0, 0.05 * budget)
-        return check_reward(
-            alone / path.name, rows, rollouts=budget, limit_seconds=limit
-        )
+        return check_reward(copy, rows, rollouts=budget, limit_seconds=limit)
+    except RewardError as error:
+        told = str(error).replace(str(copy), str(readable(path)))
+        names = {file.name for file in path.parent.iterdir()}
+        names |= {f"{file.stem!r}" for file in path.parent.glob("*.py")}
+        if any(name in told for name in names - {path.name}):
+            told += (
+                " An experiment keeps the file alone, so put what it needs "
+                "into it."
+            )
+        raise RewardError(told) from None
+
+
+def _source(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
     except OSError as error:
         raise LabError(
             f"The reward file {path} can't be read: {error.strerror}. Give "
             "the path of a Python file with a function reward(question, "
             "answer, completion)."
         ) from error
-    except RewardError as error:
-        neighbours = [f"{file.stem!r}" for file in path.parent.glob("*.py")]
-        if any(name in str(error) for name in neighbours):
-            raise RewardError(
-                f"{error} An experiment keeps the file alone, so put what it "
-                "needs into it."
-            ) from None
-        raise
 
 
 def _try_completion(path: Path, folder: Path, completion: str | None) -> None:
@@ -265,6 +270,11 @@ def _resources(
             f"{here} trains instead."
         )
         found.append(Finding("warning", "resource_id", text))
+    if num_nodes is not None and num_nodes < 1:
+        raise LabError(
+            f"num_nodes is {num_nodes}, but an experiment needs a machine. "
+            "Type num_nodes=1, or leave it out."
+        )
     if num_nodes not in (None, 1):
         text = f"num_nodes {num_nodes} asks for others; here one trains."
         found.append(Finding("warning", "num_nodes", text))
