@@ -629,7 +629,8 @@ print(f"\n\n[{len(pieces)} pieces; the same answer as above: {same}]")
 # Here are two that only look:
 
 # %%
-command = [sys.executable, "-m", "grpo_lab.arena", "--home", str(arena.home)]
+home = str(output_dir / "arena")
+command = [sys.executable, "-m", "grpo_lab.arena", "--home", home]
 for verb in (["experiments", "list"], ["experiments", "checkpoints", NAME]):
     done = subprocess.run(
         [*command, *verb], capture_output=True, text=True, check=True

@@ -736,7 +736,7 @@ def test_the_best_is_deployed_asked_killed_and_asked_again(lived):
     with pytest.raises(LabError, match="is deployed. Delete the"):
         arena.delete_experiment(name)
     arena.delete_deployment(name)
-    assert everything_in(arena.home / "deployments") == []
+    assert everything_in(arena.home / "deployments") == [f".{name}.lock"]
 
 
 @pytest.mark.lesson

@@ -43,8 +43,9 @@ def make_adapter(model: str, folder: Path, scale: float) -> Path:
     """An adapter that changes the answers, without a training."""
     base, _ = load_policy(model, load_in_4bit=False)
     config = LoraConfig(r=4, lora_alpha=8, target_modules=list(ALL_LINEAR))
-    policy = get_peft_model(base, config)
+    # Before the adapter: its other half is drawn when it is made.
     torch.manual_seed(3)
+    policy = get_peft_model(base, config)
     for name, parameter in policy.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(parameter, std=scale)

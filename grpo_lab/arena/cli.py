@@ -114,18 +114,19 @@ class Arena(TyperGroup):
             return super().invoke(ctx)
         except (LabError, RewardError) as error:
             # It may quote a log, with whatever codes that holds.
-            _say(printable(_told(str(error))))
+            _say(printable(_told(str(error), ctx.obj)))
             raise typer.Exit(WRONG_INPUT) from None
         except KeyboardInterrupt:
             _say("Interrupted.")
             raise typer.Exit(INTERRUPTED) from None
 
 
-def _told(message: str) -> str:
+def _told(message: str, terminal: Terminal | None) -> str:
     """An error, and what to type for the calls that it names."""
+    start = terminal.line().strip() if terminal else COMMAND
     named = re.findall(r"\w+", message)
     lines = [
-        f"In a terminal {verb} is `{COMMAND} {VERBS[verb]}`."
+        f"In a terminal {verb} is `{start} {VERBS[verb]}`."
         for verb in VERBS
         if verb in named
     ]

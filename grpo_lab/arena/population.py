@@ -251,9 +251,9 @@ class Population:
         finally:
             # The next member puts its own adapter on the same base model.
             self.base = trainer.model.unload()
-            if settings.gradient_checkpointing:
-                # Else each member would leave a hook behind.
-                self.base.disable_input_require_grads()
+            # With gradient checkpointing each member leaves hooks behind, and
+            # transformers' own way to remove them knows the last one only.
+            self.base.get_input_embeddings()._forward_hooks.clear()
             del trainer
             models.free_memory()
 
