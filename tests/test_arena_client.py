@@ -110,7 +110,7 @@ def furnished(folder: Path, rows: int = 40) -> LocalArena:
     arena.create_dataset(
         "gsm8k",
         "reasoning",
-        {"question": "question", "answer": "answer"},
+        column_mapping={"question": "question", "answer": "answer"},
         file=questions(folder, rows),
     )
     arena.create_project("GSM8K Tutorial", None, llm_based=True)
@@ -154,7 +154,7 @@ def test_a_name_is_taken_once(arena, tmp_path):
         lambda: arena.create_dataset(
             "gsm8k",
             "reasoning",
-            {"question": "question", "answer": "answer"},
+            column_mapping={"question": "question", "answer": "answer"},
             file=questions(tmp_path, 5),
         ),
     ):
@@ -321,10 +321,7 @@ def test_helpers_beside_a_reward_file_are_missed_before_it_starts(
 def test_grpo_takes_reasoning_only(arena, reward_file, tiny_qwen, tmp_path):
     file = tmp_path / "pairs.jsonl"
     file.write_text('{"prompt": "p", "chosen": "c", "rejected": "r"}\n')
-    columns = ("prompt", "chosen", "rejected")
-    arena.create_dataset(
-        "pairs", "preference", dict(zip(columns, columns, strict=True)), file
-    )
+    arena.create_dataset("pairs", "preference", file=file)
     with pytest.raises(LabError, match="reasoning"):
         arena.submit_experiment(
             small(tiny_qwen, environment__name="pairs"), reward_file
@@ -510,13 +507,17 @@ def test_other_rows_under_one_name_are_refused(arena, tmp_path):
     mapping = {"question": "question", "answer": "answer"}
     same = questions(tmp_path, 40)
     found = arena.create_dataset(
-        "gsm8k", "reasoning", mapping, file=same, exist_ok=True
+        "gsm8k", "reasoning", column_mapping=mapping, file=same, exist_ok=True
     )
     assert found["rows"] == 40
     other = questions(tmp_path, 30)
     with pytest.raises(LabError, match="registered with other rows"):
         arena.create_dataset(
-            "gsm8k", "reasoning", mapping, file=other, exist_ok=True
+            "gsm8k",
+            "reasoning",
+            column_mapping=mapping,
+            file=other,
+            exist_ok=True,
         )
 
 

@@ -12,6 +12,8 @@ The workflow of AgileRL's Arena with the same nouns, verbs and files:
     job          its process, which outlives whoever submitted it
     population   the training of all members, which a kill does not hurt
     evolution    who survives and what is changed: plain data and chance
+    records      what came of it, read back without the training libraries
+    deployments  which policies are served
     serving      a checkpoint merged, served and asked
 """
 

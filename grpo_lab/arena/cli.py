@@ -302,7 +302,7 @@ def _create_dataset(
         found = arena.create_dataset(
             name,
             category,
-            column_mapping,
+            column_mapping=column_mapping,
             file=file,
             hf_dataset_name=hf_dataset,
             hf_config=hf_config,

@@ -3,7 +3,7 @@
 The nouns and verbs are those of AgileRL's Arena, so that its tutorial can be
 followed step by step; nothing leaves the machine but downloads from the Hub.
 What a verb does is in the module beside: data sets in `datasets`, manifests in
-`manifest`, training in `population` and `job`, deployments in `serving`.
+`manifest`, training in `population` and `job`, servers in `deployments`.
 """
 
 import contextlib
@@ -15,11 +15,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import filelock
 import psutil
 
 from grpo_lab.arena import experiment as experiments
 from grpo_lab.arena import job
+from grpo_lab.arena.deployments import Deployments
 from grpo_lab.arena.experiment import ACTIVE, Experiment
 from grpo_lab.arena.store import Store
 from grpo_lab.errors import LabError
@@ -33,9 +33,6 @@ HOME = "runs/arena"
 
 HOME_VARIABLE = "GRPO_LAB_ARENA"
 """Environment variable that names another place."""
-
-AGREEMENT_ROWS = 50
-"""Held-out questions that merged weights are compared with an adapter on."""
 
 STOP_SECONDS = 120.0
 """How long a job may take to finish its step before it is ended."""
@@ -91,6 +88,7 @@ class LocalArena:
         chosen = home or os.environ.get(HOME_VARIABLE) or HOME
         self.home = Path(chosen).expanduser().resolve()
         self.store = Store(self.home)
+        self.deployments = Deployments(self.store, self.home)
 
     def __enter__(self) -> "LocalArena":
         """The arena itself; there is nothing to close."""
@@ -105,11 +103,11 @@ class LocalArena:
         self,
         name: str,
         category: str,
-        column_mapping: Mapping[str, str] | str,
-        file: Path | str | None = None,
         hf_dataset_name: str | None = None,
         hf_config: str | None = None,
         hf_split: str | None = None,
+        column_mapping: Mapping[str, str] | str | None = None,
+        file: Path | str | None = None,
         description: str = "",
         exist_ok: bool = False,
     ) -> dict:
@@ -118,9 +116,10 @@ class LocalArena:
         Args:
             name: new in this arena; a manifest names it as its environment.
             category: "reasoning", "preference" or "sft".
-            column_mapping: for each key of the category, its column.
-            file: a CSV, parquet or JSONL file; or
-            hf_dataset_name, hf_config, hf_split: a data set of the Hub.
+            hf_dataset_name, hf_config, hf_split: a data set of the Hub; or
+            file: a CSV, parquet or JSONL file.
+            column_mapping: for each key of the category, its column; by
+                default the columns have the names of the keys.
             exist_ok: take one of this name with the very same rows.
 
         Returns:
@@ -134,6 +133,8 @@ class LocalArena:
         there = exist_ok and self.dataset_exists(name)
         if not there:
             self.store.refuse_taken("dataset", name)
+        if column_mapping is None:
+            column_mapping = datasets.same_names(category)
         rows, registered = datasets.read(
             category,
             column_mapping,
@@ -225,11 +226,12 @@ class LocalArena:
         Raises:
             LabError: there is none.
         """
-        self.store.get("project", name)
-        for one in self.store.all("project"):
-            self.store.update(
-                "project", one["name"], default=one["name"] == name
-            )
+        self._make_default("project", name)
+
+    def _make_default(self, kind: str, name: str) -> None:
+        self.store.get(kind, name)
+        for one in self.store.all(kind):
+            self.store.update(kind, one["name"], default=one["name"] == name)
 
     def list_resources(self) -> list[dict]:
         """What this machine offers: one resource, and what is free of it."""
@@ -617,45 +619,12 @@ class LocalArena:
         from grpo_lab import environment
 
         environment.prepare()
-        from grpo_lab.arena import serving
-
+        folder = self._experiment(experiment_name)
         chosen = self._checkpoint(experiment_name, checkpoint)
-        with self._holding(experiment_name):
-            before = self._deployed(experiment_name)
-            if before is None or before.port != port:
-                serving.refuse_port_in_use(port)
-            if before is not None and serving.shares_a_gpu():
-                serving.stop(before)  # else there would be no room to merge
-            record = self._merged(experiment_name, chosen)
-            if before is not None:
-                serving.stop(before)
-            self._register_deployment(experiment_name, record)
-            self._serve(experiment_name, port)
-            self._forget_other_weights(experiment_name, chosen["name"])
-        return self._deployment(self.store.get("deployment", experiment_name))
+        return self.deployments.deploy(experiment_name, folder, chosen, port)
 
-    def _register_deployment(self, experiment_name: str, record: dict) -> None:
-        if self.store.has("deployment", experiment_name):
-            self.store.update("deployment", experiment_name, **record)
-        else:
-            self.store.add("deployment", experiment_name, record)
-
-    @contextlib.contextmanager
-    def _holding(self, name: str) -> Iterator[None]:
-        """Start and stop the server of a deployment one at a time."""
-        folder = self.home / "deployments"
-        folder.mkdir(exist_ok=True)
-        with filelock.FileLock(folder / f".{name}.lock"):
-            yield
-
-    def _deployed(self, name: str):
-        """The server of a deployment, whether or not it runs; else None."""
-        if not self.store.has("deployment", name):
-            return None
-        return _server(self.store.get("deployment", name))
-
-    def _checkpoint(self, experiment_name: str, name: str | None) -> dict:
-        every = self.list_checkpoints(experiment_name)
+    def _checkpoint(self, experiment_name: str, name: str | None) -> str:
+        every = [one["name"] for one in self.list_checkpoints(experiment_name)]
         if not every:
             state = self.experiment_status(experiment_name)["status"]
             raise LabError(
@@ -664,86 +633,14 @@ class LocalArena:
                 "checkpoint is written when the first generation has been "
                 "measured. Wait for it, or resume it with resume_experiment."
             )
-        for one in every:
-            if name in (None, one["name"]):
-                return one
-        names = ", ".join(one["name"] for one in every)
-        raise LabError(
-            f"The experiment {experiment_name!r} has no checkpoint {name!r}; "
-            f"it has {names}, the best first. Type one of those, or leave "
-            "the checkpoint out to deploy the best."
-        )
-
-    def _merged(self, name: str, checkpoint: dict) -> dict:
-        """Merge a checkpoint, and the record of its deployment."""
-        from grpo_lab.arena import serving
-
-        folder = self._experiment(name)
-        plan = read_json(folder / "plan.json")["settings"]
-        adapter = folder / "checkpoints" / checkpoint["name"]
-        target = self._weights(name, checkpoint["name"])
-        try:
-            serving.merge(plan["model"], adapter, target)
-            agreement = self._agreement(folder, plan, adapter, target)
-        except BaseException:  # Ctrl-C as well
-            if not self.store.has("deployment", name):
-                # No verb would ever find what was merged.
-                shutil.rmtree(target.parent, ignore_errors=True)
-            raise
-        return {
-            "experiment": name,
-            "checkpoint": checkpoint["name"],
-            "agreement": agreement,
-            "server": None,
-        }
-
-    def _weights(self, name: str, checkpoint: str) -> Path:
-        """Where the merged weights of a checkpoint lie."""
-        return self.home / "deployments" / name / checkpoint
-
-    def _forget_other_weights(self, name: str, checkpoint: str) -> None:
-        """Delete what earlier deployments of an experiment have merged."""
-        for other in (self.home / "deployments" / name).glob("step_*"):
-            if other.is_dir() and other.name != checkpoint:
-                shutil.rmtree(other, ignore_errors=True)
-
-    def _agreement(
-        self, folder: Path, plan: dict, adapter: Path, merged: Path
-    ) -> dict:
-        """Whether the merged weights answer as the adapter did."""
-        from grpo_lab.arena import serving
-
-        rows = experiments.fitness_rows(folder)
-        rows = rows.select(range(min(AGREEMENT_ROWS, len(rows))))
-        found = serving.check_merged(
-            plan["model"],
-            plan["load_in_4bit"],
-            adapter,
-            merged,
-            rows,
-            plan["max_completion_length"],
-            plan["completions_per_step"],
-        )
-        if found.worse:
-            print(
-                "The merged weights answer worse than the adapter: "
-                f"{found.merged_correct} instead of {found.adapter_correct} "
-                f"of {found.questions} questions. They are served all the "
-                "same; train with network.load_in_4bit: false to avoid it."
+        if name is not None and name not in every:
+            raise LabError(
+                f"The experiment {experiment_name!r} has no checkpoint "
+                f"{name!r}; it has {', '.join(every)}, the best first. Type "
+                "one of those, or leave the checkpoint out to deploy the "
+                "best."
             )
-        return found.to_dict()
-
-    def _serve(self, name: str, port: int | None = None) -> None:
-        from grpo_lab.arena import serving
-
-        record = self.store.get("deployment", name)
-        weights = self._weights(name, record["checkpoint"])
-        log = weights.with_name("server.log")
-
-        def began(server) -> None:
-            self.store.update("deployment", name, server=server.to_dict())
-
-        serving.start(weights, log, port=port, began=began)
+        return name or every[0]
 
     def list_inference_deployments(self) -> list[dict]:
         """The deployments: `name`, `checkpoint`, `status`, `url`, `pid`.
@@ -751,21 +648,7 @@ class LocalArena:
         `status` is "serving", or "down" where the server was stopped or
         killed; `open_inference_agent` starts it again.
         """
-        return [self._deployment(one) for one in self.store.all("deployment")]
-
-    def _deployment(self, record: dict) -> dict:
-        from grpo_lab.arena import serving
-
-        server = _server(record)
-        well = server is not None and serving.healthy(server)
-        return {
-            "name": record["name"],
-            "checkpoint": record["checkpoint"],
-            "agreement": record["agreement"],
-            "status": "serving" if well else "down",
-            "url": server.url if well else None,
-            "pid": server.pid if well else None,
-        }
+        return self.deployments.all()
 
     def open_inference_agent(
         self, deployment_name: str, max_new_tokens: int | None = None
@@ -784,20 +667,8 @@ class LocalArena:
         """
         from grpo_lab.arena import serving
 
-        self.store.get("deployment", deployment_name)
-        with self._holding(deployment_name):
-            server = self._deployed(deployment_name)
-            record = self.store.get("deployment", deployment_name)
-            weights = self._weights(deployment_name, record["checkpoint"])
-            # An arena may have been moved while its server ran.
-            here = server is not None and server.folder == weights
-            if not (here and serving.healthy(server)):
-                if server is not None:
-                    serving.stop(server)
-                self._serve(deployment_name)
-        record = self.store.get("deployment", deployment_name)
-        server = _server(record)
-        found = Experiment.load(self._experiment(record["experiment"]))
+        server = self.deployments.running(deployment_name)
+        found = Experiment.load(self._experiment(deployment_name))
         return serving.Agent(
             server.url,
             str(server.folder),
@@ -816,31 +687,19 @@ class LocalArena:
         Raises:
             LabError: there is no such deployment.
         """
-        from grpo_lab.arena import serving
-
-        with self._holding(deployment_name):
-            server = _server(self.store.get("deployment", deployment_name))
-            if server is not None:
-                serving.stop(server)
-            self.store.update("deployment", deployment_name, server=None)
+        self.deployments.stop(deployment_name)
 
     def delete_deployment(self, deployment_name: str) -> None:
-        """Stop a deployment and delete its merged weights."""
-        self.stop_deployment(deployment_name)
-        self.store.delete("deployment", deployment_name)
-        shutil.rmtree(
-            self.home / "deployments" / deployment_name, ignore_errors=True
-        )
+        """Stop a deployment and delete its merged weights.
+
+        Raises:
+            LabError: there is no such deployment.
+        """
+        self.deployments.delete(deployment_name)
 
     def set_default_agent(self, deployment_name: str) -> None:
         """The deployment that `generate` asks where none is named."""
-        self.store.get("deployment", deployment_name)
-        for one in self.store.all("deployment"):
-            self.store.update(
-                "deployment",
-                one["name"],
-                default=one["name"] == deployment_name,
-            )
+        self._make_default("deployment", deployment_name)
 
     # --- Folders ------------------------------------------------------------
 
@@ -891,13 +750,6 @@ class LocalArena:
 def max_steps_of(form, steps: int) -> int:
     """Completions of a population in so many optimiser steps a member."""
     return steps * form.completions_per_step * form.training.pop_size
-
-
-def _server(record: dict):
-    from grpo_lab.arena import serving
-
-    saved = record["server"]
-    return serving.Server.from_dict(saved) if saved else None
 
 
 def _end(pid: int | None) -> None:

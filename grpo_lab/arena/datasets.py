@@ -84,6 +84,14 @@ class Registered:
         return cls(**{f.name: values[f.name] for f in fields(cls)})
 
 
+def same_names(category: str) -> dict[str, str]:
+    """The mapping for columns that are named as the category's keys.
+
+    For a category that there is not it is empty, and `read` refuses it.
+    """
+    return {key: key for key in CATEGORIES.get(category, ())}
+
+
 def read(
     category: str,
     column_mapping: Mapping[str, str] | str,
