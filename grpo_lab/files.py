@@ -57,6 +57,14 @@ def read_json(path: Path) -> dict | None:
         ) from error
 
 
+def last_line(log: Path) -> str:
+    """The last words of a log; "" if it has none or is not there."""
+    if not log.exists():
+        return ""
+    lines = log.read_text(errors="replace").split("\n")
+    return next((x.strip() for x in reversed(lines) if x.strip()), "")
+
+
 def readable(path: Path) -> Path:
     """A path as a reader would type it: from here, if it lies below."""
     here = Path.cwd()

@@ -8,6 +8,7 @@ import pytest
 
 from grpo_lab.errors import LabError
 from grpo_lab.files import (
+    last_line,
     own_directory,
     read_json,
     write_json,
@@ -78,6 +79,15 @@ def test_two_writers_of_one_file_do_not_take_each_others_part(
     monkeypatch.setattr(os, "getpid", lambda: 1)
     write_json(path, {"by": "other"})
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_the_last_words_of_a_log(tmp_path):
+    log = tmp_path / "log"
+    assert last_line(log) == ""
+    log.write_text("first\n  last words \n\n")
+    assert last_line(log) == "last words"
+    log.write_text("\n \n")
+    assert last_line(log) == ""
 
 
 def test_a_lesson_takes_a_new_an_empty_and_its_own_directory(tmp_path):

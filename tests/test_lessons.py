@@ -25,6 +25,16 @@ def run_lesson(name: str, output: Path, *options: str):
     )
 
 
+def outputs_of(notebook) -> list:
+    """Everything that the code cells of a notebook have put out."""
+    return [
+        out
+        for cell in notebook.cells
+        if cell.cell_type == "code"
+        for out in cell.outputs
+    ]
+
+
 @pytest.fixture(scope="module")
 def grid_search(tmp_path_factory):
     """The grid-search lesson on the pocket profile, as `make demo` runs it."""
@@ -70,12 +80,7 @@ def test_executed_lesson_shows_what_it_promises(grid_search):
     """Curves as pictures, tables as HTML, no error, no machine path."""
     output, _ = grid_search
     notebook = nbformat.read(next(output.glob("*.ipynb")), as_version=4)
-    outputs = [
-        out
-        for cell in notebook.cells
-        if cell.cell_type == "code"
-        for out in cell.outputs
-    ]
+    outputs = outputs_of(notebook)
     kinds = [out.output_type for out in outputs]
     assert "error" not in kinds
     pictures = [out for out in outputs if "image/png" in out.get("data", {})]
@@ -202,12 +207,7 @@ def test_rewards_lesson_ran_and_shows_its_figure(rewards_lesson):
     """It takes half a minute; far more would be a fault, less no run."""
     _, notebook = rewards_lesson
     assert 1 < notebook.metadata.papermill["duration"] < 600
-    outputs = [
-        out
-        for cell in notebook.cells
-        if cell.cell_type == "code"
-        for out in cell.outputs
-    ]
+    outputs = outputs_of(notebook)
     kinds = [set(out.get("data", {})) for out in outputs]
     assert sum("image/png" in kind for kind in kinds) == 1
     assert sum("text/html" in kind for kind in kinds) == 6
@@ -265,12 +265,10 @@ def test_the_first_run_shows_what_it_promises(first_run):
     """Two figures, no error, nothing pushed, few trainable parameters."""
     output, _ = first_run
     notebook = nbformat.read(next(output.glob("*.ipynb")), as_version=4)
-    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    kinds = [set(o.get("data", {})) for cell in code for o in cell.outputs]
+    outputs = outputs_of(notebook)
+    kinds = [set(out.get("data", {})) for out in outputs]
     assert sum("image/png" in kind for kind in kinds) == 2
-    printed = "".join(
-        o.text for cell in code for o in cell.outputs if o.get("text")
-    )
+    printed = "".join(out.get("text", "") for out in outputs)
     assert "trainable params: 108,544" in printed
     assert "Nothing was pushed." in printed
 
@@ -295,12 +293,7 @@ def test_the_published_values_can_be_run(tmp_path):
     assert (used["load_in_4bit"], used["num_generations"]) == (False, 4)
     assert results["target"] == []
     notebook = nbformat.read(next(output.glob("*.ipynb")), as_version=4)
-    printed = [
-        out.get("text", "")
-        for cell in notebook.cells
-        if cell.cell_type == "code"
-        for out in cell.outputs
-    ]
+    printed = [out.get("text", "") for out in outputs_of(notebook)]
     assert any("between <think> and" in text for text in printed)
 
 
@@ -350,12 +343,7 @@ def test_the_verdict_is_that_of_the_answers(evolved):
     gained = sum(a > b for a, b in zip(evolution, control, strict=True))
     lost = sum(a < b for a, b in zip(evolution, control, strict=True))
     assert (pair["gained"], pair["lost"]) == (gained, lost)
-    printed = "".join(
-        out.get("text", "")
-        for cell in notebook.cells
-        if cell.cell_type == "code"
-        for out in cell.outputs
-    )
+    printed = "".join(out.get("text", "") for out in outputs_of(notebook))
     assert f"{gained} to {lost}" in printed.replace("\n", " ")
 
 
@@ -401,12 +389,7 @@ def _command(process: psutil.Process) -> list[str]:
 def test_the_arena_lesson_shows_what_it_promises(evolved):
     """Three figures, a streamed answer as one text, no error, no warning."""
     _, results, notebook = evolved
-    outputs = [
-        out
-        for cell in notebook.cells
-        if cell.cell_type == "code"
-        for out in cell.outputs
-    ]
+    outputs = outputs_of(notebook)
     kinds = [set(out.get("data", {})) for out in outputs]
     assert sum("image/png" in kind for kind in kinds) == 3
     assert not any(out.get("name") == "stderr" for out in outputs)

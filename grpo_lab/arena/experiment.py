@@ -21,7 +21,7 @@ from pathlib import Path
 import filelock
 
 from grpo_lab.errors import LabError
-from grpo_lab.files import read_json, write_json
+from grpo_lab.files import last_line, read_json, write_json
 
 ACTIVE = ("queued", "running")
 """States in which a job lives; the others are done, failed, stopped."""
@@ -43,7 +43,6 @@ class Experiment:
         dataset_name: under which it is registered.
         system_prompt: what every policy of it is told.
         max_completion_length: tokens of a completion.
-        longest_prompt: tokens of the longest prompt, for the estimates.
     """
 
     manifest: dict
@@ -51,7 +50,6 @@ class Experiment:
     dataset_name: str
     system_prompt: str
     max_completion_length: int
-    longest_prompt: int
 
     def save(self, directory: Path) -> None:
         """Write it, whole or not at all."""
@@ -211,11 +209,6 @@ def _cause(directory: Path) -> str:
     """Why a job may have ended without a word."""
     if directory.is_dir() and shutil.disk_usage(directory).free < 2**20:
         return "with the disk full: free some space"
-    log = directory / "job.log"
-    lines = log.read_text(errors="replace").split("\n") if log.exists() else []
-    last = next((line for line in reversed(lines) if line.strip()), "")
-    return (
-        f"as after a kill; last in job.log: {last[-200:]}"
-        if last
-        else ("as after a kill")
-    )
+    last = last_line(directory / "job.log")
+    told = f"; last in job.log: {last[-200:]}" if last else ""
+    return f"as after a kill{told}"

@@ -26,7 +26,7 @@ from grpo_lab.arena.experiment import (
     read_status,
 )
 from grpo_lab.errors import LabError
-from grpo_lab.files import write_json, write_whole
+from grpo_lab.files import last_line, write_json, write_whole
 
 BEAT_SECONDS = 2.0
 TURN = "training.lock"
@@ -112,11 +112,11 @@ def _start(directory: Path) -> int:
         if Status(directory).values["pid"] == process.pid:
             return process.pid
         if process.poll() is not None:
+            words = last_line(directory / "job.log") or "none"
             raise _not_started(
                 directory,
                 f"The job of {directory.name} ended at once. Its last words "
-                f"were: {_last_line(directory)} Put right what they name, "
-                "then try again.",
+                f"were: {words} Put right what they name, then try again.",
             )
         time.sleep(0.05)
     process.kill()
@@ -131,11 +131,6 @@ def _start(directory: Path) -> int:
 def _not_started(directory: Path, reason: str) -> LabError:
     Status(directory).tell(status="failed", reason=reason)
     return LabError(reason)
-
-
-def _last_line(directory: Path) -> str:
-    lines = (directory / "job.log").read_text(errors="replace").split("\n")
-    return next((line for line in reversed(lines) if line.strip()), "none")
 
 
 def run(directory: Path) -> int:

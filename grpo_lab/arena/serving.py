@@ -41,6 +41,7 @@ from grpo_lab.evaluation import (
     compare,
     evaluate,
 )
+from grpo_lab.files import last_line
 from grpo_lab.models import compute_dtype, free_memory, load_policy
 from grpo_lab.prompts import TEMPLATE_VALUES, messages
 
@@ -477,7 +478,7 @@ def _ended(server: Server, log: Path) -> Exception:
         return _PortTaken()
     return LabError(
         f"The server for {server.folder} failed before its first answer. "
-        f"Its log ends in: {_last_line(log)} The rest is in {log}; put right "
+        f"Its log ends in: {_last_words(log)} The rest is in {log}; put right "
         "what it names, then deploy the agent again."
     )
 
@@ -487,15 +488,13 @@ def _too_slow(server: Server, log: Path, seconds: float) -> LabError:
         f"The server for {server.folder} did not answer within {seconds:g} "
         "seconds and was ended. Another program may keep the machine busy, or "
         f"the model is too large for it. Its log, {log}, ends in: "
-        f"{_last_line(log)} Close other programs, or allow it more seconds, "
+        f"{_last_words(log)} Close other programs, or allow it more seconds, "
         "then deploy the agent again."
     )
 
 
-def _last_line(log: Path) -> str:
-    lines = log.read_text(errors="replace").split("\n")
-    full = [line.strip() for line in lines if line.strip()]
-    return full[-1][-300:] if full else "(nothing)."
+def _last_words(log: Path) -> str:
+    return last_line(log)[-300:] or "(nothing)."
 
 
 def _port_in_use(port: int) -> LabError:

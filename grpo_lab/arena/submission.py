@@ -100,14 +100,15 @@ def check(
     refuse_errors(lint(given))
     path = Path(reward_file).expanduser().resolve()
     reward = _source(path)
-    verdicts = _verdicts(path, reward, form, folder, force)
-    _try_completion(path, folder, completion)
+    rows = datasets.load_rows(folder)
+    where = readable(folder / datasets.FILE_NAME)
+    verdicts = _verdicts(path, reward, form, rows, where, force)
+    _try_completion(path, rows[0], completion)
     supplied = FORM_PROMPTS.get(verdicts.form, REASONING_PROMPT)
     own = form.environment.system_prompt
     prompt = own if own.strip() else supplied
     name = form.network.pretrained_model_name_or_path
     tokenizer, context = models.load_tokenizer(name)
-    rows = datasets.load_rows(folder)
     chats = [messages(row["question"], prompt) for row in rows]
     longest = training.longest_prompt(tokenizer, chats)
     findings = lint(given, longest, context, supplied)
@@ -129,7 +130,6 @@ def check(
         dataset_name=dataset["name"],
         system_prompt=prompt,
         max_completion_length=limit,
-        longest_prompt=longest,
     )
     sizes = form.environment.fitness_rows, form.environment.test_rows
     datasets.splits(folder, experiment.dataset, *sizes, settings.seed, prompt)
@@ -176,14 +176,18 @@ def _project(store: Store, name: str | None) -> str:
 
 
 def _verdicts(
-    path: Path, source: bytes, form: Manifest, folder: Path, force: bool
+    path: Path,
+    source: bytes,
+    form: Manifest,
+    rows: list[dict],
+    where: Path,
+    force: bool,
 ) -> Verdicts:
-    rows = datasets.load_rows(folder)[:CHECKED_ROWS]
     budget = form.steps * form.completions_per_step * form.training.pop_size
     with tempfile.TemporaryDirectory() as alone:
         copy = Path(alone) / path.name
         copy.write_bytes(source)
-        verdicts = _proved_alone(path, copy, rows, budget)
+        verdicts = _proved_alone(path, copy, rows[:CHECKED_ROWS], budget)
     bad = [
         verdicts[name]
         for name in (*CALLS, PAYS)
@@ -195,8 +199,7 @@ def _verdicts(
             f"The reward file {path.name} would teach nothing on this data, "
             f"so nothing was submitted. {told} See all verdicts with `python "
             f"-m rewards.contract {path.name} --data "
-            f"{readable(folder / datasets.FILE_NAME)}`, or submit it all the "
-            "same with force=True (--force)."
+            f"{where}`, or submit it all the same with force=True (--force)."
         )
     return verdicts
 
@@ -236,10 +239,9 @@ def _source(path: Path) -> bytes:
         ) from error
 
 
-def _try_completion(path: Path, folder: Path, completion: str | None) -> None:
+def _try_completion(path: Path, row: dict, completion: str | None) -> None:
     if completion is None:
         return
-    row = datasets.load_rows(folder)[0]
     reward = load_reward(path)
     try:
         [score] = reward.scores(
