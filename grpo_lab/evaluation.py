@@ -10,7 +10,7 @@ answers are well tagged is reported beside it.
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +24,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from grpo_lab.errors import LabError
 from grpo_lab.files import read_json, write_json
 from grpo_lab.prompts import TEMPLATE_VALUES
+from grpo_lab.speed import decoding
+from grpo_lab.speed.dense import DenseCopy
 from rewards import (
     is_correct,
     is_equivalent,
@@ -160,6 +162,7 @@ def evaluate(
     batch_size: int,
     progress: Callable[[int, int], None] | None = None,
     grader: Grader = NUMBERS,
+    levers: Collection[str] = (),
 ) -> Evaluation:
     """Answer every held-out question greedily and grade the answers.
 
@@ -172,6 +175,7 @@ def evaluate(
         batch_size: questions answered at once.
         progress: called with questions done and questions in all.
         grader: how answers are judged.
+        levers: what makes it faster, from `models.levers_in_force`.
 
     Raises:
         LabError: a gold can't be read, so nothing can be graded.
@@ -179,10 +183,11 @@ def evaluate(
     started, answers = time.monotonic(), []
     was_training = model.training
     model.eval()
+    writer = DenseCopy(model).model if "dense_copy" in levers else model
     for start in range(0, len(rows), batch_size):
         batch = rows.select(range(start, min(start + batch_size, len(rows))))
         completions = generate(
-            model, tokenizer, batch["prompt"], max_new_tokens
+            writer, tokenizer, batch["prompt"], max_new_tokens, levers=levers
         )
         answers += [
             grade(row["question"], row["answer"], *completion, grader)
@@ -202,6 +207,7 @@ def evaluate_snapshots(
     max_new_tokens: int,
     batch_size: int,
     grader: Grader = NUMBERS,
+    levers: Collection[str] = (),
 ) -> dict[int, Evaluation]:
     """How good a policy was along its training.
 
@@ -209,17 +215,18 @@ def evaluate_snapshots(
         base: the base model without an adapter; it comes back so.
         snapshots: folders of adapters by optimiser step, at least one; see
             `training.snapshots`.
-        tokenizer, rows, max_new_tokens, batch_size, grader: as for
+        tokenizer, rows, max_new_tokens, batch_size, grader, levers: as for
             `evaluate`.
 
     Returns:
         An evaluation for each step, that of the base model at step 0 first.
     """
     values = (tokenizer, rows, max_new_tokens, batch_size)
-    found = {0: evaluate(base, *values, grader=grader)}
+    judging = {"grader": grader, "levers": levers}
+    found = {0: evaluate(base, *values, **judging)}
     for step, folder in snapshots.items():
         policy = PeftModel.from_pretrained(base, folder)
-        found[step] = evaluate(policy, *values, grader=grader)
+        found[step] = evaluate(policy, *values, **judging)
         base = policy.unload()
     return found
 
@@ -261,23 +268,41 @@ def generate(
     prompts: list[list[dict]],
     max_new_tokens: int,
     temperature: float = 0.0,
+    levers: Collection[str] = (),
 ) -> list[tuple[str, int, bool]]:
     """Completions of some conversations, through the chat template.
 
     Args:
         temperature: 0 for greedy decoding, else samples are drawn.
+        levers: with "decode_loop" the loop of `speed.decoding` writes them,
+            else `generate` of transformers. The greedy ones are the same.
 
     Returns:
         For each prompt the text, its length in tokens, and whether it was
         cut at the limit.
     """
-    inputs = tokenizer.apply_chat_template(
-        list(prompts),
-        add_generation_prompt=True,
-        padding=True,
-        return_tensors="pt",
-        return_dict=True,
+    ends = model.generation_config.eos_token_id
+    ends = {tokenizer.eos_token_id, *(ends if _is_list(ends) else [ends])}
+    template = {
+        "add_generation_prompt": True,
+        "return_dict": True,
         **TEMPLATE_VALUES,
+    }
+    if "decode_loop" in levers:
+        new_tokens = decoding.decode(
+            model,
+            tokenizer.apply_chat_template(list(prompts), **template)[
+                "input_ids"
+            ],
+            max_new_tokens,
+            ends - {None},
+            decoding.Sampling(temperature) if temperature else decoding.GREEDY,
+            share_prefill="shared_prefill" in levers,
+            drop_finished="finished_rows" in levers,
+        ).ids
+        return [_decode(ids, tokenizer, ends) for ids in new_tokens]
+    inputs = tokenizer.apply_chat_template(
+        list(prompts), padding=True, return_tensors="pt", **template
     ).to(model.device)
     # Set every sampling value, for a model brings its own along.
     sampling = (
@@ -293,8 +318,6 @@ def generate(
         repetition_penalty=1.0,
         pad_token_id=tokenizer.pad_token_id,
     )
-    ends = model.generation_config.eos_token_id
-    ends = {tokenizer.eos_token_id, *(ends if _is_list(ends) else [ends])}
     new_tokens = output[:, inputs["input_ids"].shape[1] :].tolist()
     return [_decode(ids, tokenizer, ends) for ids in new_tokens]
 

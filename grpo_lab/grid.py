@@ -47,6 +47,7 @@ from grpo_lab.errors import LabError
 from grpo_lab.evaluation import Evaluation
 from grpo_lab.files import read_json, write_json, write_whole
 from grpo_lab.profiles import RunSettings, run_names
+from grpo_lab.speed.dense import DenseCopy
 from rewards import RewardError, gold_number
 
 LEADERBOARD = (
@@ -356,6 +357,7 @@ def run(
     output_dir = Path(output_dir)
     records = _plan(settings, splits, rewards, output_dir)
     shared = next(iter(records.values()))["grid"]
+    work = _Work(splits, rewards, eval_batch_size, progress)
     with _claim(output_dir, shared):
         for one, (directory, record) in zip(
             settings, records.items(), strict=True
@@ -364,9 +366,7 @@ def run(
                 _tell_done(one, directory, progress)
                 continue
             write_json(directory / "settings.json", record)
-            _run_one(
-                one, directory, splits, rewards, eval_batch_size, progress
-            )
+            _run_one(one, directory, work)
             models.free_memory()
     return load(output_dir, list(records))
 
@@ -421,7 +421,7 @@ def open_run(
     lock = _lock(directory, "run.lock", is_singleton=True)
     _HELD[directory.resolve()] = lock
     write_json(directory / "settings.json", record)
-    _note_environment(directory)
+    _note_environment(directory, models.levers_in_force(settings))
     return Run(settings.short_model, settings, directory, "unfinished")
 
 
@@ -453,10 +453,15 @@ def measure_pace(
 ) -> Pace:
     """Sample the completions of one optimiser step and take the time."""
     endless = itertools.cycle(splits.train["prompt"])
-    prompts = list(itertools.islice(endless, settings.completions_per_step))
+    groups = itertools.islice(endless, settings.prompts_per_step)
+    prompts = [one for one in groups for _ in range(settings.num_generations)]
     limit = settings.max_completion_length
     started = time.monotonic()
-    evaluation.generate(policy, tokenizer, prompts, limit, temperature=1.0)
+    levers = models.levers_in_force(settings)
+    writer = DenseCopy(policy).model if "dense_copy" in levers else policy
+    evaluation.generate(
+        writer, tokenizer, prompts, limit, temperature=1.0, levers=levers
+    )
     seconds = time.monotonic() - started
     return Pace(seconds, policy.config.num_hidden_layers)
 
@@ -825,23 +830,55 @@ def _tell_done(
         progress(settings, rows[-1]["step"], rows[-1]["step"], rows[-1])
 
 
-def _run_one(
-    settings: RunSettings,
-    directory: Path,
-    splits: Splits,
-    rewards: Sequence[Callable],
-    eval_batch_size: int,
-    progress: Progress | None,
-) -> None:
+@dataclass
+class _Work:
+    """What the runs of one call share.
+
+    Attributes:
+        splits, rewards, eval_batch_size, progress: as for `run`.
+        loaded: the base model and tokenizer that the last run has left, and
+            what they are; None if there are none.
+    """
+
+    splits: Splits
+    rewards: Sequence[Callable]
+    eval_batch_size: int
+    progress: Progress | None
+    loaded: tuple | None = None
+
+    def take_base(
+        self, settings: RunSettings
+    ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+        """A run's base model, loaded if the last one left another."""
+        found, self.loaded = self.loaded, None
+        wanted = settings.model, settings.load_in_4bit
+        if found and found[0] == wanted and "one_base" in settings.levers:
+            return found[1:]
+        del found  # its memory, before the next one is loaded
+        models.free_memory()
+        return models.load_policy(*wanted)
+
+    def leave_base(
+        self,
+        settings: RunSettings,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+    ) -> None:
+        """Leave the base model of a run that is done for the next one."""
+        if "one_base" in settings.levers:
+            wanted = settings.model, settings.load_in_4bit
+            self.loaded = wanted, model, tokenizer
+
+
+def _run_one(settings: RunSettings, directory: Path, work: _Work) -> None:
     """One run from start to result, or to the reason why it failed."""
     for old in ("result.json", "error.txt"):
         (directory / old).unlink(missing_ok=True)
     result = {"status": "done"}
     try:
-        _note_environment(directory)
-        _train_and_evaluate(
-            settings, directory, splits, rewards, eval_batch_size, progress
-        )
+        levers = models.levers_in_force(settings)
+        _note_environment(directory, levers)
+        _train_and_evaluate(settings, directory, work, levers)
     except Exception as error:
         result = {"status": "failed", "reason": reason(error)}
         with contextlib.suppress(LabError):  # a full disk takes no text
@@ -852,35 +889,33 @@ def _run_one(
 def _train_and_evaluate(
     settings: RunSettings,
     directory: Path,
-    splits: Splits,
-    rewards: Sequence[Callable],
-    eval_batch_size: int,
-    progress: Progress | None,
+    work: _Work,
+    levers: tuple[str, ...],
 ) -> None:
     _refuse_full_disk(directory)
-    model, tokenizer = models.load_policy(
-        settings.model, settings.load_in_4bit
-    )
+    model, tokenizer = work.take_base(settings)
 
     def evaluate(policy: torch.nn.Module, path: Path) -> None:
         evaluation.evaluate(
-            policy, tokenizer, splits.eval,
-            settings.max_completion_length, eval_batch_size,
+            policy, tokenizer, work.splits.eval,
+            settings.max_completion_length, work.eval_batch_size,
+            levers=levers,
         ).save(path)  # fmt: skip
 
     base_path = _base_path(directory)
     if not base_path.exists():
         evaluate(model, base_path)
     trainer = training.build_trainer(
-        settings, splits.train, rewards, directory, model, tokenizer,
-        progress and functools.partial(progress, settings),
+        settings, work.splits.train, work.rewards, directory, model, tokenizer,
+        work.progress and functools.partial(work.progress, settings),
     )  # fmt: skip
     training.train(trainer)
     trainer.model.save_pretrained(directory / "adapter")
     evaluate(trainer.model, directory / "evaluation.json")
+    work.leave_base(settings, training.release(trainer), tokenizer)
 
 
-def _note_environment(directory: Path) -> None:
+def _note_environment(directory: Path, levers: Sequence[str]) -> None:
     """Add this start of a run to the list in `environment.json`."""
     starts = read_json(directory / "environment.json") or []
     starts.append(
@@ -889,6 +924,7 @@ def _note_environment(directory: Path) -> None:
             "versions": environment.versions(),
             "device": models.device_memory().name,
             "threads": torch.get_num_threads(),
+            "levers": list(levers),
         }
     )
     write_json(directory / "environment.json", starts)

@@ -16,7 +16,7 @@ import platform
 import shutil
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import bitsandbytes as bnb
@@ -758,6 +758,44 @@ def estimate_memory(
         activations=_activation_bytes(model, settings, tokens, value_bytes)
         / GIB,
     )
+
+
+SPARE_SHARE = 0.1
+"""Share of a machine's memory that levers leave alone."""
+
+
+def levers_in_force(
+    settings: RunSettings, device: Device | None = None
+) -> tuple[str, ...]:
+    """Those of a run's levers that the machine has the memory for.
+
+    The copy of the policy comes first, and what it leaves may keep the
+    activations.
+
+    Args:
+        settings: the run.
+        device: from `device_memory`, which is the default.
+    """
+    device = device or device_memory()
+    shape = entry(settings.model)
+    least = estimate_memory(shape, settings).total
+    whole = estimate_memory(
+        shape, replace(settings, gradient_checkpointing=False)
+    ).total
+    value_bytes = torch.finfo(compute_dtype()).bits // 8
+    extra = {
+        "dense_copy": shape.parameters * value_bytes / GIB,
+        "kept_activations": whole - least,
+    }
+    room = (1 - SPARE_SHARE) * device.memory - least
+    chosen = []
+    for name in settings.levers:
+        needed = extra.get(name, 0)
+        if needed and needed > room:
+            continue
+        room -= needed
+        chosen.append(name)
+    return tuple(chosen)
 
 
 def _linear_shapes(model: ModelEntry) -> dict[str, tuple[int, int]]:

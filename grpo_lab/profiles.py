@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from grpo_lab.errors import LabError
+from grpo_lab.speed.levers import LEVERS, NEED_THE_LOOP
 
 SCHEDULERS = {
     "linear": "linear",
@@ -74,6 +75,9 @@ class RunSettings:
         save_steps: optimiser steps between checkpoints; 1 loses least.
         max_failed_share: share of completions, 0 to 1, that a reward may
             fail to grade before the run is stopped; see `rewards.health`.
+        levers: what makes it faster, names of `speed.levers.LEVERS`; () is
+            plain TRL. Those that the machine has no memory for are left out,
+            see `models.levers_in_force`.
     """
 
     model: str
@@ -104,11 +108,13 @@ class RunSettings:
     save_steps: int = 1
     max_failed_share: float = 0.5
     seed: int = 42
+    levers: tuple[str, ...] = tuple(LEVERS)
 
     def __post_init__(self) -> None:
         """Refuse settings that cannot train, before anything is loaded."""
         # JSON has lists only; a tuple keeps the settings hashable.
         object.__setattr__(self, "target_modules", tuple(self.target_modules))
+        object.__setattr__(self, "levers", tuple(self.levers))
         self._refuse_bad_values()
 
     def _refuse_bad_values(self) -> None:
@@ -150,6 +156,7 @@ class RunSettings:
                 f"There is no scheduler {self.lr_scheduler!r}; choose one of "
                 f"{', '.join(SCHEDULERS)}."
             )
+        self._refuse_bad_levers()
         for name, (least, most) in RANGES.items():
             value = getattr(self, name)
             if not least <= value <= most:
@@ -157,6 +164,20 @@ class RunSettings:
                     f"{name.upper()} is {value}, but it must lie between "
                     f"{least:g} and {most:g}."
                 )
+
+    def _refuse_bad_levers(self) -> None:
+        strange = [name for name in self.levers if name not in LEVERS]
+        if strange:
+            raise LabError(
+                f"There is no lever {strange[0]!r}; the levers are "
+                f"{', '.join(LEVERS)}."
+            )
+        loose = [name for name in self.levers if name in NEED_THE_LOOP]
+        if loose and "decode_loop" not in self.levers:
+            raise LabError(
+                f"The lever {loose[0]!r} is a part of 'decode_loop', which "
+                "is switched off. Switch both on, or both off."
+            )
 
     @property
     def prompts_per_step(self) -> int:
@@ -183,7 +204,11 @@ class RunSettings:
 
     def to_dict(self) -> dict:
         """Plain values for JSON; `RunSettings(**d)` is the way back."""
-        return {**asdict(self), "target_modules": list(self.target_modules)}
+        lists = {
+            "target_modules": list(self.target_modules),
+            "levers": list(self.levers),
+        }
+        return {**asdict(self), **lists}
 
 
 def run_names(settings: Sequence[RunSettings]) -> list[str]:

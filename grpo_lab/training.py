@@ -6,6 +6,7 @@ teach nothing; the traps that they guard against are told beside each.
 """
 
 import csv
+import functools
 import math
 import shutil
 import time
@@ -37,9 +38,10 @@ from grpo_lab.files import (
     write_json,
     write_whole,
 )
-from grpo_lab.models import compute_dtype, precision_flags
+from grpo_lab.models import compute_dtype, levers_in_force, precision_flags
 from grpo_lab.profiles import SCHEDULERS, RunSettings
 from grpo_lab.prompts import TEMPLATE_VALUES
+from grpo_lab.speed import trainer as speed
 from rewards.health import FAILURES, FailureLimit, Outcome
 
 METRICS = {
@@ -72,7 +74,7 @@ WHAT_IS_LEARNED = (
     "max_grad_norm", "adam_beta1", "adam_beta2", "beta", "loss_type",
     "scale_rewards", "num_iterations", "max_steps",
     "per_device_train_batch_size", "gradient_accumulation_steps", "bf16",
-    "fp16", "gradient_checkpointing", "seed",
+    "fp16", "seed",
 )  # fmt: skip
 """The settings of `GRPOConfig` that change what a run learns."""
 
@@ -140,7 +142,8 @@ def grpo_config(
         per_device_train_batch_size=settings.micro_batch,
         gradient_accumulation_steps=settings.accumulation_steps,
         max_steps=steps,
-        gradient_checkpointing=settings.gradient_checkpointing,
+        gradient_checkpointing=settings.gradient_checkpointing
+        and "kept_activations" not in levers_in_force(settings),
         **precision_flags(),
         use_cpu=not torch.cuda.is_available(),
         # What is kept
@@ -189,7 +192,13 @@ def build_trainer(
     """
     _refuse_one_name_twice(rewards)
     keep_sampling_ours(model)
-    trainer = GRPOTrainer(
+    levers = levers_in_force(settings)
+    kind = (
+        functools.partial(speed.FastTrainer, levers=levers)
+        if levers
+        else GRPOTrainer
+    )
+    trainer = kind(
         model=model,
         reward_funcs=list(rewards),
         args=grpo_config(settings, run_dir, len(train_dataset)),
@@ -616,6 +625,7 @@ class Recorder(TrainerCallback):
             return
         row = {"step": state.global_step}
         row |= {name: logs.get(key) for name, key in self.names.items()}
+        row["entropy"] = logs.get(speed.ENTROPY, row["entropy"])
         outcomes = _outcome_shares(logs)
         row["failed_share"] = max(
             (v for k, v in outcomes.items() if k.endswith("/failed")),
@@ -733,6 +743,20 @@ def train(trainer: GRPOTrainer) -> None:
             set_peft_model_state_dict(trainer.model, weights)
             return
     trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
+
+
+def release(trainer: GRPOTrainer) -> PreTrainedModel:
+    """The base model of a trainer that is done, as it was before.
+
+    The next run may put its own adapter on it.
+    """
+    base = trainer.model.unload()
+    # With gradient checkpointing each run leaves hooks behind, and
+    # transformers' own way to remove them knows the last one only.
+    base.get_input_embeddings()._forward_hooks.clear()
+    # TRL's output layer, which would go one inside the other.
+    base.__dict__.pop("forward", None)
+    return base
 
 
 def take_over(checkpoint: Path, arguments: GRPOConfig) -> None:

@@ -168,6 +168,7 @@ class Population:
         self.progress = progress
         self.doing = doing
         self.stop_request = self.directory / "stop"
+        self.levers = models.levers_in_force(plan.settings)
         self.base, self.tokenizer = models.load_policy(
             plan.settings.model, plan.settings.load_in_4bit
         )
@@ -250,10 +251,7 @@ class Population:
             return self._judge(trainer.model)
         finally:
             # The next member puts its own adapter on the same base model.
-            self.base = trainer.model.unload()
-            # With gradient checkpointing each member leaves hooks behind, and
-            # transformers' own way to remove them knows the last one only.
-            self.base.get_input_embeddings()._forward_hooks.clear()
+            self.base = training.release(trainer)
             del trainer
             models.free_memory()
 
@@ -267,6 +265,7 @@ class Population:
             policy, self.tokenizer, rows,
             self.plan.settings.max_completion_length,
             self.plan.eval_batch_size,
+            levers=self.levers,
         )  # fmt: skip
 
     def _mean_reward(self, found: Evaluation) -> float:
@@ -380,6 +379,7 @@ class Population:
             self.test_rows,
             self.plan.settings.max_completion_length,
             self.plan.eval_batch_size,
+            levers=self.levers,
         )
         base, after = found.values()
         base.save(self.directory / "test" / "base.json")

@@ -1,0 +1,364 @@
+r"""How fast a grid is against plain TRL, on the same work.
+
+    python benchmarks/grid_speed.py
+
+1. the pocket grid of lesson 03, as a loop over `trl.GRPOTrainer` with TRL's
+   own rollouts, and through `grpo_lab.grid`: the same questions, completions,
+   steps, seeds and settings, the same evaluation of each base model and of
+   each run. The loop keeps no checkpoints, the grid one for each
+   step. Seconds, completions per second, peak memory, held-out accuracy;
+2. SmolLM2-135M in 4 bit, rollouts and whole steps;
+3. the lite models likewise, where there is a GPU.
+
+Every measurement is a process of its own, and the two ways alternate; a ratio
+is the median over the pairs. Where a step's time goes is told for both. Other
+work on the machine disturbs the figures: run nothing beside it.
+"""
+
+import argparse
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from dataclasses import replace
+from functools import partial, wraps
+from pathlib import Path
+
+from grpo_lab import environment
+
+environment.prepare()
+
+import psutil  # noqa: E402
+import torch  # noqa: E402
+from accelerate import Accelerator  # noqa: E402
+from scipy import stats  # noqa: E402
+from trl import GRPOTrainer  # noqa: E402
+
+from grpo_lab import data, evaluation, grid, models, training  # noqa: E402
+from grpo_lab.profiles import LITE, POCKET, run_names  # noqa: E402
+from grpo_lab.speed.trainer import FastTrainer  # noqa: E402
+from rewards import FIVE_PART  # noqa: E402
+
+WAYS = ("plain TRL", "grpo_lab")
+USUAL_WAIT = {"GOMP_SPINCOUNT": "300000"}
+"""How long the threads of PyTorch on Linux wait if nothing is set."""
+
+PARTS = {
+    "rollouts": (GRPOTrainer, "_generate"),
+    "rewards": (GRPOTrainer, "_calculate_rewards"),
+    "forward pass": (FastTrainer, "compute_loss"),
+    "backward pass": (Accelerator, "backward"),
+    "checkpoint": (GRPOTrainer, "_save_checkpoint"),
+}
+"""What a step consists of, and the function that does it."""
+
+
+def main() -> None:
+    """Measure in child processes, or be one."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--pairs", type=int, default=5, help="seeds: 42, ...")
+    parser.add_argument(
+        "--max-steps", type=int, default=POCKET.run["max_steps"]
+    )
+    parser.add_argument("--few-steps", type=int, default=2)
+    parser.add_argument("--skip-grid", action="store_true")
+    parser.add_argument("--skip-models", action="store_true")
+    parser.add_argument("--json", type=Path, help="where the figures go")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        _be_child(json.loads(options.child))
+        return
+    print(environment.describe(), flush=True)
+    figures = {"machine": environment.machine()}
+    if not options.skip_grid:
+        jobs = [
+            {"what": "grid", "seed": 42 + pair, "steps": options.max_steps}
+            for pair in range(options.pairs)
+        ]
+        figures["pocket grid"] = _pairs(jobs)
+        _tell_grid(figures["pocket grid"])
+    few = [] if options.skip_models else ["smollm2-135m"]
+    if few and torch.cuda.is_available():
+        few += [*LITE.grid]
+    for model in few:
+        job = {"what": "model", "model": model, "steps": options.few_steps}
+        figures[model] = _pairs([job | {"seed": s} for s in (42, 43, 44)])
+        _tell_model(model, figures[model])
+    if options.json:
+        options.json.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+# --- Measuring ---------------------------------------------------------------
+
+
+def _pairs(jobs: list[dict]) -> list[dict]:
+    """Both ways for each job, in turn, the first one alternating."""
+    found = []
+    for index, job in enumerate(jobs):
+        order = WAYS if index % 2 == 0 else WAYS[::-1]
+        found.append({way: _measured(job | {"way": way}) for way in order})
+    return found
+
+
+def _measured(job: dict) -> dict:
+    """What a process of its own measures."""
+    with tempfile.TemporaryDirectory() as folder:
+        job = job | {"folder": folder}
+        subprocess.run(
+            [sys.executable, __file__, "--child", json.dumps(job)],
+            check=True,
+            stdin=subprocess.DEVNULL,
+            env=os.environ | (USUAL_WAIT if job["way"] == WAYS[0] else {}),
+        )
+        found = json.loads((Path(folder) / "found.json").read_text())
+    line = f"{job['way']}, seed {job['seed']}: {found['seconds']:.0f} s"
+    print(f"  {line}", flush=True)
+    return found
+
+
+def _be_child(job: dict) -> None:
+    folder = Path(job["folder"])
+    spent = _watch_parts()
+    started = time.perf_counter()
+    found = (
+        _grid(job, folder) if job["what"] == "grid" else _model(job, folder)
+    )
+    found["seconds"] = time.perf_counter() - started
+    found["parts"] = spent
+    found["memory_gib"] = _peak_memory()
+    (folder / "found.json").write_text(json.dumps(found))
+
+
+def _watch_parts() -> dict[str, float]:
+    """Count the seconds of each part of a step, of `training` as a whole."""
+    spent = defaultdict(float)
+    for name, (owner, function) in PARTS.items():
+        setattr(owner, function, _timed(getattr(owner, function), name, spent))
+    # FastTrainer's calls this one, so only the plain trainer's own is timed
+    plain = GRPOTrainer.compute_loss
+    timed = _timed(plain, "forward pass", spent)
+
+    @wraps(plain)
+    def compute_loss(self, *args, **kwargs):
+        chosen = plain if isinstance(self, FastTrainer) else timed
+        return chosen(self, *args, **kwargs)
+
+    GRPOTrainer.compute_loss = compute_loss
+    GRPOTrainer.train = _timed(GRPOTrainer.train, "training", spent)
+    return spent
+
+
+def _timed(function, name: str, spent: dict):
+    @wraps(function)
+    def timed(*args, **kwargs):
+        started = time.perf_counter()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            spent[name] += time.perf_counter() - started
+
+    return timed
+
+
+def _peak_memory() -> float:
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / 2**30
+    return psutil.Process().memory_full_info().rss / 2**30
+
+
+# --- The two ways ------------------------------------------------------------
+
+
+def _grid(job: dict, folder: Path) -> dict:
+    """The pocket grid: its accuracies, and completions in all."""
+    runs = POCKET.settings(seed=job["seed"], max_steps=job["steps"])
+    splits = data.load_splits(
+        POCKET.data,
+        train_rows=POCKET.train_rows,
+        eval_rows=POCKET.eval_rows,
+        seed=job["seed"],
+    )
+    run_all = _plain_grid if job["way"] == WAYS[0] else _our_grid
+    correct = run_all(runs, splits, folder)
+    return {
+        "correct": dict(zip(run_names(runs), correct, strict=True)),
+        "questions": len(splits.eval),
+        "completions": sum(
+            one.steps(len(splits.train)) * one.completions_per_step
+            for one in runs
+        ),
+    }
+
+
+def _our_grid(runs, splits, folder) -> list[int]:
+    found = grid.run(
+        runs, splits, FIVE_PART, folder / "grid", POCKET.eval_batch_size
+    )
+    found.raise_failures()
+    return [run.evaluation.correct for run in found.runs]
+
+
+def _plain_grid(runs, splits, folder) -> list[int]:
+    """What one writes who has TRL: a loop over its trainer."""
+    correct, measured = [], set()
+    for index, one in enumerate(runs):
+        model, tokenizer = models.load_policy(one.model)
+        judge = partial(
+            evaluation.evaluate,
+            tokenizer=tokenizer,
+            rows=splits.eval,
+            max_new_tokens=one.max_completion_length,
+            batch_size=POCKET.eval_batch_size,
+        )
+        if one.model not in measured:
+            measured.add(one.model)
+            judge(model)
+        trainer = _plain_trainer(
+            one, splits, folder / f"run-{index}", model, tokenizer
+        )
+        trainer.train()
+        correct.append(judge(trainer.model).correct)
+    return correct
+
+
+def _plain_trainer(one, splits, folder, model, tokenizer) -> GRPOTrainer:
+    """TRL's trainer with TRL's rollouts, and the settings of a run.
+
+    Adapters are in 32 bit, for in 16 the learning would not be the same.
+    """
+    arguments = training.grpo_config(
+        replace(one, levers=()), folder, len(splits.train)
+    )
+    arguments.save_strategy = "no"
+    training.keep_sampling_ours(model)
+    trainer = GRPOTrainer(
+        model=model,
+        reward_funcs=list(FIVE_PART),
+        args=arguments,
+        train_dataset=splits.train,
+        processing_class=tokenizer,
+        peft_config=training.lora_config(one),
+    )
+    training.prepare(trainer)
+    return trainer
+
+
+def _model(job: dict, folder: Path) -> dict:
+    """A few steps of one model that is too large for a whole grid."""
+    row = LITE if job["model"] in LITE.grid else POCKET
+    sizes = (
+        {} if row is LITE else {"completions_per_step": 8, "micro_batch": 8}
+    )
+    rate = {job["model"]: (1e-5,)}
+    [one] = row.settings(
+        rate, seed=job["seed"], max_steps=job["steps"], **sizes
+    )
+    splits = data.load_splits(
+        "pocket", train_rows=64, eval_rows=8, seed=job["seed"]
+    )
+    model, tokenizer = models.load_policy(one.model)
+    build = (
+        _plain_trainer
+        if job["way"] == WAYS[0]
+        else lambda one, splits, folder, model, tokenizer: (
+            training.build_trainer(
+                one, splits.train, FIVE_PART, folder, model, tokenizer
+            )
+        )
+    )
+    trainer = build(one, splits, folder / "run", model, tokenizer)
+    trainer.train()
+    return {
+        "completions": job["steps"] * one.completions_per_step,
+        "levers": list(models.levers_in_force(one)),
+    }
+
+
+# --- Telling -----------------------------------------------------------------
+
+
+def _tell_grid(pairs: list[dict]) -> None:
+    print("\nThe pocket grid of lesson 03")
+    _tell_times(pairs, ("training",))
+    _tell_parts(pairs)
+    print("\nHeld-out accuracy, mean over the seeds and its 95 % interval")
+    print(f"  {'':26}{WAYS[0]:>22}{WAYS[1]:>22}{'difference':>22}")
+    for name in pairs[0][WAYS[0]]["correct"]:
+        shares = [
+            [
+                pair[way]["correct"][name] / pair[way]["questions"]
+                for pair in pairs
+            ]
+            for way in WAYS
+        ]
+        more = [b - a for a, b in zip(*shares, strict=True)]
+        cells = "".join(f"{_mean(values):>22}" for values in (*shares, more))
+        print(f"  {name:26}{cells}")
+
+
+def _tell_model(name: str, pairs: list[dict]) -> None:
+    print(f"\n{name}, 4 bit")
+    _tell_times(pairs, ("rollouts", "training"))
+    _tell_parts(pairs)
+    print(f"  levers in force: {', '.join(pairs[0][WAYS[1]]['levers'])}")
+
+
+def _tell_times(pairs: list[dict], parts: tuple[str, ...]) -> None:
+    print(f"  {'':26}{WAYS[0]:>14}{WAYS[1]:>14}{'ratio':>8}")
+    for name in (*parts, "seconds"):
+
+        def seconds(found, name=name):
+            return found["parts"].get(name) or found[name]
+
+        label = "all in all, s" if name == "seconds" else f"{name}, s"
+        _tell_row(label, pairs, seconds)
+    _tell_row(
+        "completions per second",
+        pairs,
+        lambda found: found["completions"] / found["parts"]["training"],
+    )
+    _tell_row("peak memory, GiB", pairs, lambda found: found["memory_gib"])
+
+
+def _tell_row(label: str, pairs: list[dict], value) -> None:
+    """Medians of both ways, and the median of the ratios, larger first."""
+    plain, ours = ([value(pair[way]) for pair in pairs] for way in WAYS)
+    ratio = statistics.median(a / b for a, b in zip(plain, ours, strict=True))
+    ratio = max(ratio, 1 / ratio) if "per second" in label else ratio
+    medians = (statistics.median(values) for values in (plain, ours))
+    cells = "".join(f"{median:14.2f}" for median in medians)
+    print(f"  {label:26}{cells}{ratio:8.2f}")
+
+
+def _tell_parts(pairs: list[dict]) -> None:
+    """Where the time of the training goes, in shares of it."""
+    for way in WAYS:
+        total = sum(pair[way]["parts"]["training"] for pair in pairs)
+        told, rest = [], 1.0
+        for name in PARTS:
+            share = sum(p[way]["parts"].get(name, 0) for p in pairs) / total
+            rest -= share
+            told.append(f"{name} {share:.0%}")
+        print(f"  {way}: {', '.join(told)}, the rest {rest:.0%}")
+
+
+def _mean(values: list[float]) -> str:
+    """Mean and Student's 95 % interval, in percent."""
+    middle = statistics.mean(values)
+    if len(values) < 2:
+        return f"{middle:.1%}"
+    error = statistics.stdev(values) / math.sqrt(len(values))
+    half = error * stats.t.ppf(0.975, len(values) - 1)
+    return f"{middle:.1%} +- {half:.1%}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""The levers: what makes a run faster, each with a name and a switch.
+
+`RunSettings.levers` lists those of a run. Without any the trainer is
+`trl.GRPOTrainer` as it is. Each gives the same greedy completions, or the same
+gradients, as TRL does: `tests/test_speed.py` proves it one by one.
+"""
+
+from collections.abc import Sequence
+
+from grpo_lab.errors import LabError
+
+LEVERS = {
+    "decode_loop": (
+        "completions are written by a loop of our own, with keys and values "
+        "in one buffer and one random number for a token"
+    ),
+    "shared_prefill": "a prompt is read once for its whole group",
+    "finished_rows": "completions that have ended leave the batch",
+    "dense_copy": (
+        "completions come from a copy of the policy in the compute type, "
+        "which need not unpack 4-bit weights for every token"
+    ),
+    "shared_prompts": (
+        "a prompt passes the policy once for its whole group when the "
+        "gradient is computed, and only completions pass the output layer"
+    ),
+    "idle_groups": (
+        "completions whose advantage is 0 are left out of the gradient, "
+        "where beta is 0"
+    ),
+    "kept_activations": (
+        "no gradient checkpointing where the memory is enough without"
+    ),
+    "one_base": "the runs of a grid share one loaded base model",
+}
+"""What each lever does, by name."""
+
+NEED_THE_LOOP = ("shared_prefill", "finished_rows", "dense_copy")
+"""Levers that are part of `decode_loop`."""
+
+
+def without(names: Sequence[str]) -> tuple[str, ...]:
+    """All levers but some; those that need one of these go with it.
+
+    Args:
+        names: of `LEVERS`, or "all".
+
+    Raises:
+        LabError: there is no such lever.
+    """
+    if "all" in names:
+        return ()
+    for name in names:
+        if name not in LEVERS:
+            raise LabError(
+                f"There is no lever {name!r}; the levers are "
+                f"{', '.join(LEVERS)}. Type LEVERS_OFF = ['all'] for none "
+                "of them, or [] for all."
+            )
+    gone = {*names}
+    if "decode_loop" in gone:
+        gone.update(NEED_THE_LOOP)
+    return tuple(name for name in LEVERS if name not in gone)

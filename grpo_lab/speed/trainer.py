@@ -1,0 +1,320 @@
+"""The seam: everything of `trl.GRPOTrainer` that the levers touch.
+
+Three places. Completions come through TRL's `rollout_func`. Rows without an
+advantage are left out in `compute_loss`. And the log-probabilities of a group
+are computed with one pass over its prompt, in a method that TRL keeps to
+itself: `SEAM` notes what was read there, and a test fails when TRL changes it.
+"""
+
+import copy
+import hashlib
+import inspect
+import warnings
+from collections.abc import Sequence
+
+import torch
+import trl
+from torch import nn
+from torch.nn.functional import pad
+from transformers import DynamicCache
+from trl import GRPOTrainer
+from trl.trainer import utils
+
+from grpo_lab.errors import LabError
+from grpo_lab.speed import decoding
+from grpo_lab.speed.dense import DenseCopy
+
+ENTROPY = "rollouts/entropy"
+"""Name under which rollouts log the entropy of all completions.
+
+TRL computes it from the rows of the gradient, of which some may be left out.
+"""
+
+PER_TOKEN = ("completion_ids", "completion_mask", "old_per_token_logps")
+"""What TRL hands to the loss as completions x their tokens."""
+
+PER_ROW = ("prompt_ids", "prompt_mask", "advantages", *PER_TOKEN)
+"""What it hands over with a row for each completion."""
+
+WHOLE_BATCH = ("num_items_in_batch",)
+"""What it hands over for the batch as a whole."""
+
+
+ROWS_TOGETHER = 16
+"""Completions of about one length that pass the policy together."""
+
+SEAM = {
+    "_prepare_inputs": "f824e7fb07147956",
+    "_generate": "2a27fdf8f5e6f356",
+    "_log_metric": "bcd19b9ca1016e3a",
+    "_get_per_token_logps_and_entropies": "ea73c3909275851d",
+    "_compute_loss": "80295546bbdbf6f7",
+    "add_fused_lm_head": "422d009f04b66659",
+}
+"""The parts of TRL that the levers take for granted, and a hash of each."""
+
+
+class FastTrainer(GRPOTrainer):
+    """`trl.GRPOTrainer` with levers.
+
+    Args:
+        levers: names of `levers.LEVERS`, those in force.
+        options: everything that `trl.GRPOTrainer` takes by name.
+
+    Raises:
+        LabError: the installed TRL is not the one that the levers are for.
+    """
+
+    def __init__(self, *, levers: Sequence[str], **options) -> None:
+        refuse_other_trl()
+        self.levers = frozenset(levers)
+        rollouts = Rollouts(self.levers) if "decode_loop" in levers else None
+        with warnings.catch_warnings():
+            # It may change, so its version is pinned.
+            warnings.filterwarnings("ignore", ".*rollout_func")
+            super().__init__(rollout_func=rollouts, **options)
+
+    def compute_loss(self, model, inputs, *args, **kwargs) -> torch.Tensor:
+        """TRL's loss, from the rows that have a gradient."""
+        if self._can_omit_rows(inputs):
+            used = inputs["advantages"] != 0
+            if not used.any():
+                return _zero_loss(model)
+            inputs = _trimmed(_rows(inputs, used))
+        return super().compute_loss(model, inputs, *args, **kwargs)
+
+    def _can_omit_rows(self, inputs: dict) -> bool:
+        """Whether a row of advantage 0 adds nothing, to the divisor neither.
+
+        The loss called DAPO is divided by the tokens of the whole batch,
+        which TRL has counted before; others by those of the rows they see.
+        """
+        return (
+            "idle_groups" in self.levers
+            and self.beta == 0
+            and self.loss_type == "dapo"
+            and not self._entropy_bonus_enabled
+            and inputs.keys() <= {*PER_ROW, *WHOLE_BATCH}
+        )
+
+    def _get_per_token_logps_and_entropies(
+        self,
+        model,
+        input_ids,
+        attention_mask,
+        logits_to_keep,
+        batch_size=None,
+        compute_entropy=False,
+        **others,
+    ) -> tuple:
+        """As TRL's, with one pass over each different prompt."""
+        rows, prompt = len(input_ids), input_ids.shape[1] - logits_to_keep
+        unique, place = torch.unique(
+            torch.stack([input_ids, attention_mask], -1)[:, :prompt],
+            dim=0,
+            return_inverse=True,
+        )
+        can_share = (
+            "shared_prompts" in self.levers
+            and not self.args.gradient_checkpointing  # it forbids a cache
+            and (batch_size or rows) >= rows
+            and len(unique) < rows
+            and prompt > 1
+            # images and other things that only some models take
+            and all(value in (None, False) for value in others.values())
+        )
+        if not can_share:
+            return super()._get_per_token_logps_and_entropies(
+                model, input_ids, attention_mask, logits_to_keep, batch_size,
+                compute_entropy, **others,
+            )  # fmt: skip
+        with self.accelerator.autocast():
+            log_probs, entropies = _scored(
+                model, input_ids, attention_mask, unique, place
+            )
+        return log_probs, entropies if compute_entropy else None, None
+
+
+def _scored(
+    model: nn.Module,
+    ids: torch.Tensor,
+    mask: torch.Tensor,
+    unique: torch.Tensor,
+    place: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probabilities of completions, their prompts read once each.
+
+    All tokens of a prompt but the last are read first. Their keys and values
+    serve every completion of it, and gradients come back through them.
+    Completions of about one length go together, so that there is little
+    padding to compute.
+
+    Args:
+        model: the policy, with TRL's output layer.
+        ids, mask: rows x tokens, prompts padded on the left.
+        unique: the different prompts x tokens x (id, mask).
+        place: for each row, which of them is its prompt.
+
+    Returns:
+        Log-probabilities and entropies, rows x completion tokens; 0 for
+        padding.
+    """
+    prompt = unique.shape[1]
+    read = DynamicCache(config=model.config)
+    model(
+        input_ids=unique[:, :-1, 0],
+        attention_mask=unique[:, :-1, 1],
+        cache=read,
+        use_cache=True,
+        logits_to_keep=1,
+    )
+    width = ids.shape[1] - prompt
+    lengths = mask[:, prompt:].sum(1)
+    order = lengths.argsort(stable=True)
+    parts = []
+    for rows in order.split(ROWS_TOGETHER):
+        end = prompt + int(lengths[rows].max())
+        labels = ids[rows, prompt:end].masked_fill(
+            mask[rows, prompt:end] == 0, -100
+        )
+        outputs = model(
+            input_ids=ids[rows, prompt - 1 : end - 1],
+            attention_mask=mask[rows, : end - 1],
+            cache=_taken(read, place[rows]),
+            shift_labels=labels,
+            fused_lm_head=True,
+        )
+        missing = (0, prompt + width - end)
+        parts.append(
+            [pad(x, missing) for x in (outputs.log_probs, outputs.entropy)]
+        )
+    back = order.argsort()
+    log_probs, entropies = (
+        torch.cat(x)[back] for x in zip(*parts, strict=True)
+    )
+    return log_probs, entropies
+
+
+def _taken(cache: DynamicCache, indices: torch.Tensor) -> DynamicCache:
+    """Some rows of a cache, as a cache of their own."""
+    taken = copy.copy(cache)
+    taken.layers = [copy.copy(layer) for layer in cache.layers]
+    taken.batch_select_indices(indices)
+    return taken
+
+
+def _rows(inputs: dict, which: torch.Tensor) -> dict:
+    """Some rows of a batch; what is counted for the whole of it stays."""
+    return {
+        name: value[which] if name in PER_ROW else value
+        for name, value in inputs.items()
+    }
+
+
+def _trimmed(inputs: dict) -> dict:
+    """Without the last columns, in which every completion has padding.
+
+    Those before the prompts stay: without them each token would get another
+    position, and rounding another result.
+    """
+    width = int(inputs["completion_mask"].sum(1).max())
+    return {
+        name: value[:, :width] if name in PER_TOKEN else value
+        for name, value in inputs.items()
+    }
+
+
+def _zero_loss(model: nn.Module) -> torch.Tensor:
+    """0, whose gradients are zeros too: no gradient would be something else.
+
+    An optimiser passes over a tensor without a gradient, but for one of zeros
+    its moments and its weight decay go on.
+    """
+    trainable = (p for p in model.parameters() if p.requires_grad)
+    return sum(parameter.sum() for parameter in trainable) * 0.0
+
+
+class Rollouts:
+    """TRL's `rollout_func`: the completions of a step, by our own loop.
+
+    Args:
+        levers: those in force.
+    """
+
+    def __init__(self, levers: frozenset[str]) -> None:
+        self.levers = levers
+        self.copy: DenseCopy | None = None
+
+    def __call__(
+        self, prompts: list[list[dict]], trainer: FastTrainer
+    ) -> dict:
+        """Completions for some prompts, each group's prompts repeated.
+
+        Returns:
+            Token ids of prompts and completions, as TRL asks for them.
+        """
+        prompt_ids = trainer.processing_class.apply_chat_template(
+            prompts,
+            add_generation_prompt=True,
+            return_dict=True,
+            **trainer.args.chat_template_kwargs or {},
+        )["input_ids"]
+        values = trainer.generation_config
+        model = trainer.model
+        model.eval()
+        with trainer.accelerator.autocast():
+            found = decoding.decode(
+                self._writer(model),
+                prompt_ids,
+                values.max_new_tokens,
+                trainer.eos_token_ids,
+                decoding.Sampling(
+                    values.temperature, values.top_p, values.top_k
+                ),
+                share_prefill="shared_prefill" in self.levers,
+                drop_finished="finished_rows" in self.levers,
+            )
+        model.train()
+        trainer._log_metric(ENTROPY, found.entropy)
+        return {
+            "prompt_ids": prompt_ids,
+            "completion_ids": found.ids,
+            # They would be asked for only to correct another policy's.
+            "logprobs": None,
+        }
+
+    def _writer(self, policy: nn.Module) -> nn.Module:
+        """Who writes: the policy, or its copy with the adapter of now."""
+        if "dense_copy" not in self.levers:
+            return policy
+        if self.copy is None:
+            self.copy = DenseCopy(policy)
+        else:
+            self.copy.refresh()
+        return self.copy.model
+
+
+def refuse_other_trl() -> None:
+    """Refuse a TRL whose code is not the one that the levers were proved on.
+
+    Raises:
+        LabError: says what differs, and how to go on.
+    """
+    for part, known in SEAM.items():
+        if fingerprint(part) != known:
+            raise LabError(
+                f"TRL {trl.__version__} is installed, and its {part} "
+                "is not the one that the faster rollouts and gradients of "
+                "this project were checked against. Type `pip install "
+                "trl==1.16.0`, or go on with TRL's own, slower ones: "
+                "LEVERS_OFF = ['all']."
+            )
+
+
+def fingerprint(part: str) -> str:
+    """Hash of the source of a part of TRL; "" if there is no such part."""
+    owner = GRPOTrainer if part.startswith("_") else utils
+    if not hasattr(owner, part):
+        return ""
+    text = inspect.getsource(getattr(owner, part))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

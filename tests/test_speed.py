@@ -1,0 +1,763 @@
+"""Each lever alone gives what plain TRL gives: tokens, or gradients."""
+
+import dataclasses
+import math
+from collections import Counter
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import DynamicCache, Qwen2Config, Qwen2ForCausalLM
+from trl import GRPOTrainer
+from trl.trainer.utils import pad
+
+from grpo_lab import data, evaluation, grid, models, training
+from grpo_lab.errors import LabError
+from grpo_lab.profiles import ALL_LINEAR, RunSettings
+from grpo_lab.speed import decoding, dense, levers
+from grpo_lab.speed import trainer as speed
+from grpo_lab.speed.decoding import Sampling
+from rewards import FIVE_PART
+from tests.conftest import quick_settings
+
+POCKET = ("pocket-qwen", "pocket-llama")
+ROLLOUT_LEVERS = (
+    ("decode_loop",),
+    ("decode_loop", "shared_prefill"),
+    ("decode_loop", "finished_rows"),
+    ("decode_loop", "dense_copy"),
+    tuple(levers.LEVERS),
+)
+
+
+@pytest.fixture(scope="module")
+def questions() -> data.Splits:
+    return data.load_splits("pocket", train_rows=24, eval_rows=40, seed=5)
+
+
+def pocket_settings(model="pocket-qwen", **changed) -> RunSettings:
+    values = {
+        "num_generations": 4,
+        "completions_per_step": 16,
+        "micro_batch": 16,
+        "max_steps": 3,
+        "max_completion_length": 40,
+        "target_modules": ALL_LINEAR,
+    }
+    return RunSettings(model, 1e-3, **values | changed)
+
+
+def built(settings, rows, run_dir, rewards=FIVE_PART, moved=True):
+    """A trainer whose adapter has already moved away from nothing."""
+    model, tokenizer = models.load_policy(
+        settings.model, settings.load_in_4bit
+    )
+    trainer = training.build_trainer(
+        settings, rows, rewards, run_dir, model, tokenizer
+    )
+    if moved:
+        generator = torch.Generator().manual_seed(3)
+        for name, tensor in trainer.model.named_parameters():
+            if "lora_B" in name:
+                noise = torch.randn(tensor.shape, generator=generator)
+                tensor.data.copy_(0.05 * noise)
+    return trainer
+
+
+def group_prompts(rows, groups=4, size=4) -> list[list[dict]]:
+    return [
+        row["prompt"]
+        for row in rows.select(range(groups))
+        for _ in range(size)
+    ]
+
+
+# --- The switch --------------------------------------------------------------
+
+
+def test_every_lever_is_on_unless_it_is_switched_off():
+    assert RunSettings("pocket-qwen", 1e-3).levers == tuple(levers.LEVERS)
+    assert levers.without([]) == tuple(levers.LEVERS)
+    assert levers.without(["all"]) == ()
+    left = levers.without(["idle_groups"])
+    assert set(levers.LEVERS) - set(left) == {"idle_groups"}
+
+
+def test_what_needs_the_loop_goes_with_it():
+    left = levers.without(["decode_loop"])
+    assert not {"decode_loop", *levers.NEED_THE_LOOP} & set(left)
+    assert left
+    with pytest.raises(LabError, match="part of 'decode_loop'"):
+        RunSettings("pocket-qwen", 1e-3, levers=("dense_copy",))
+
+
+def test_an_unknown_lever_is_named():
+    with pytest.raises(LabError, match="no lever 'turbo'.*LEVERS_OFF"):
+        levers.without(["turbo"])
+    with pytest.raises(LabError, match="no lever 'turbo'"):
+        RunSettings("pocket-qwen", 1e-3, levers=("turbo",))
+
+
+def test_levers_survive_json():
+    one = RunSettings("pocket-qwen", 1e-3, levers=("shared_prompts",))
+    assert RunSettings(**one.to_dict()) == one
+    assert one.to_dict()["levers"] == ["shared_prompts"]
+
+
+def test_without_levers_it_is_trl_s_own_trainer(
+    tiny_qwen, questions, tmp_path
+):
+    plain = built(
+        quick_settings(tiny_qwen, levers=()), questions.train, tmp_path
+    )
+    assert type(plain) is GRPOTrainer
+    assert plain.rollout_func is None
+
+
+# --- The seam ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("part", speed.SEAM)
+def test_trl_is_the_one_that_the_levers_were_proved_on(part):
+    assert speed.fingerprint(part) == speed.SEAM[part], (
+        f"TRL has changed {part}. Read what is new in it, see that the other "
+        "tests of this file hold, then put the new hash into speed.SEAM."
+    )
+
+
+def test_another_trl_is_refused(tiny_qwen, questions, tmp_path, monkeypatch):
+    monkeypatch.setitem(speed.SEAM, "_generate", "0123")
+    settings = quick_settings(tiny_qwen)
+    with pytest.raises(LabError, match="_generate is not .*LEVERS_OFF"):
+        built(settings, questions.train, tmp_path)
+    slow = dataclasses.replace(settings, levers=())
+    assert built(slow, questions.train, tmp_path)
+
+
+def test_a_part_that_trl_has_no_more_is_a_change(monkeypatch):
+    assert speed.fingerprint("_no_such_part") == ""
+    monkeypatch.setitem(speed.SEAM, "_no_such_part", "0123")
+    with pytest.raises(LabError, match="_no_such_part"):
+        speed.refuse_other_trl()
+
+
+# --- Rollouts ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chosen", ROLLOUT_LEVERS, ids="+".join)
+@pytest.mark.parametrize("model", POCKET)
+def test_greedy_rollouts_are_those_of_trl(model, chosen, questions, tmp_path):
+    trainer = built(
+        pocket_settings(model, levers=chosen), questions.train, tmp_path
+    )
+    trainer.generation_config.top_k = 1
+    prompts = group_prompts(questions.train)
+    found = trainer.rollout_func(prompts, trainer)
+    assert trainer.model.training
+    ids, _, _ = trainer._tokenize_prompts(prompts)
+    assert found["prompt_ids"] == ids
+    trainer.model.eval()
+    expected, _ = trainer._generate_single_turn(ids, None, {}, 4)
+    assert found["completion_ids"] == expected
+    # Else the test could not see rows that end, and rows that are cut.
+    assert len({len(one) for one in expected}) > 1
+
+
+@pytest.mark.parametrize(
+    "top_k, top_p", [(0, 1.0), (3, 1.0), (0, 0.7), (5, 0.8)]
+)
+def test_tokens_are_drawn_as_transformers_draws_them(top_k, top_p):
+    torch.manual_seed(0)
+    scores = torch.randn(1, 12) * 2
+    count = 40_000
+    tokens = decoding.draw(
+        scores.expand(count, -1), Sampling(top_k=top_k, top_p=top_p)
+    )
+    kept = scores.clone()
+    if top_k:
+        kept[kept < kept.topk(top_k).values[:, -1:]] = -math.inf
+    if top_p < 1:
+        shares, order = kept.softmax(-1).sort(descending=True)
+        before = shares.cumsum(-1) - shares
+        kept[0, order[0][before[0] >= top_p]] = -math.inf
+    expected = kept.softmax(-1)[0]
+    found = torch.bincount(tokens, minlength=12) / count
+    assert not found[expected == 0].any()
+    # 5 standard errors of the likeliest share
+    assert torch.allclose(found, expected, atol=5 * 0.5 / math.sqrt(count))
+
+
+def test_a_token_of_probability_zero_is_never_drawn(monkeypatch):
+    scores = torch.tensor([[-math.inf, 0.0, -math.inf, 0.0, -math.inf]])
+    for number in (0.0, 0.5, 1.0):
+        monkeypatch.setattr(
+            torch, "rand_like", lambda like, n=number: torch.full_like(like, n)
+        )
+        assert int(decoding.draw(scores, Sampling())) in (1, 3)
+
+
+def test_the_temperature_is_in_force(questions, tmp_path):
+    settings = pocket_settings(temperature=0.01)
+    trainer = built(settings, questions.train, tmp_path)
+    prompts = group_prompts(questions.train, groups=2)
+    cold = trainer.rollout_func(prompts, trainer)["completion_ids"]
+    assert len({tuple(one) for one in cold}) == 2
+    trainer.generation_config.temperature = 1.5
+    hot = trainer.rollout_func(prompts, trainer)["completion_ids"]
+    assert len({tuple(one) for one in hot}) > 4
+
+
+def test_finished_rows_leave_the_batch(questions, tmp_path):
+    trainer = built(pocket_settings(), questions.train, tmp_path)
+    policy = trainer.model.eval()
+    sizes = []
+    policy.register_forward_pre_hook(
+        lambda module, args, options: sizes.append(len(options["input_ids"])),
+        with_kwargs=True,
+    )
+    prompts = group_prompts(questions.train)
+    ids, _, _ = trainer._tokenize_prompts(prompts)
+    ends = trainer.eos_token_ids
+    all_along = decoding.decode(policy, ids, 40, ends, drop_finished=False)
+    assert set(sizes) == {4, 16}  # the prefill has each prompt once
+    sizes.clear()
+    found = decoding.decode(policy, ids, 40, ends)
+    assert found.ids == all_along.ids
+    assert sizes[-1] < 16 and sizes[1:] == sorted(sizes[1:], reverse=True)
+
+
+def test_one_token_and_prompts_of_one_token_work(tiny_qwen):
+    policy, _ = models.load_policy(str(tiny_qwen))
+    found = decoding.decode(policy.eval(), [[5], [6, 7]], 1, {1})
+    assert [len(one) for one in found.ids] == [1, 1]
+
+
+def test_a_policy_that_is_no_number_any_more_is_told(tiny_qwen):
+    """All its completions would be equal, and earn nothing, for ever."""
+    policy, _ = models.load_policy(str(tiny_qwen))
+    policy.model.norm.weight.data.fill_(math.nan)
+    with pytest.raises(LabError, match="no number any more.*lower it"):
+        decoding.decode(policy.eval(), [[5, 6]], 4, {1})
+
+
+def test_layers_that_see_a_window_only_get_a_cache_of_their_own():
+    config = Qwen2Config(
+        vocab_size=64, hidden_size=32, intermediate_size=64,
+        num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
+        use_sliding_window=True, sliding_window=6, max_window_layers=1,
+        eos_token_id=1, bos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = Qwen2ForCausalLM(config).eval()
+    cache = decoding._cache(model, 8)
+    assert isinstance(cache, DynamicCache)
+    prompt = list(range(5, 15))
+    expected = model.generate(
+        torch.tensor([prompt]), max_new_tokens=12, do_sample=False
+    )[0, len(prompt) :].tolist()
+    found = decoding.decode(model, [prompt] * 2, 12, {1}).ids
+    assert found == [expected, expected]
+
+
+def test_rollouts_log_the_entropy_that_trl_would(questions, tmp_path):
+    settings = pocket_settings(temperature=0.8, max_steps=1)
+    trainer = built(settings, questions.train, tmp_path)
+    seen = {}
+    rollouts = trainer.rollout_func
+
+    def spy(prompts, trainer):
+        seen.update(rollouts(prompts, trainer))
+        return seen
+
+    trainer.rollout_func = spy
+    # before the step changes the policy
+    state = {
+        name: tensor.clone()
+        for name, tensor in trainer.model.state_dict().items()
+        if "lora_" in name
+    }
+    training.train(trainer)
+    trainer.model.load_state_dict(state, strict=False)
+    ids, mask, width = padded(trainer, seen)
+    trainer.levers = frozenset()
+    with torch.no_grad():
+        _, entropies, _ = trainer._get_per_token_logps_and_entropies(
+            trainer.model, ids, mask, width, compute_entropy=True
+        )
+    tokens = mask[:, -width:]
+    expected = (entropies * tokens).sum() / tokens.sum()
+    [row] = training.read_metrics(tmp_path / "metrics.csv")
+    assert row["entropy"] == pytest.approx(float(expected), rel=1e-4)
+
+
+def padded(trainer, found):
+    """Ids and mask of a step's prompts and completions, as TRL pads them."""
+    sides = []
+    for key, side in (("prompt_ids", "left"), ("completion_ids", "right")):
+        ids = [torch.tensor(one) for one in found[key]]
+        fill = trainer.processing_class.pad_token_id
+        ones = [torch.ones_like(one) for one in ids]
+        sides.append((pad(ids, fill, side), pad(ones, 0, side)))
+    ids, mask = (torch.cat(parts, 1) for parts in zip(*sides, strict=True))
+    return ids, mask, sides[1][0].shape[1]
+
+
+# --- The dense copy ----------------------------------------------------------
+
+
+def test_a_dense_copy_computes_what_the_policy_does(questions, tmp_path):
+    policy = built(pocket_settings(), questions.train, tmp_path).model.eval()
+    copied = dense.DenseCopy(policy)
+    ids = torch.randint(5, 400, (3, 12))
+    with torch.no_grad():
+        assert torch.allclose(
+            copied.model(ids).logits, policy(ids).logits, atol=2e-5
+        )
+
+
+def test_a_copy_takes_over_the_adapter_when_it_is_refreshed(
+    questions, tmp_path
+):
+    policy = built(pocket_settings(), questions.train, tmp_path).model.eval()
+    copied = dense.DenseCopy(policy)
+    ids = torch.randint(5, 400, (3, 12))
+    with torch.no_grad():
+        before = copied.model(ids).logits
+        for name, tensor in policy.named_parameters():
+            if "lora_B" in name:
+                tensor.mul_(-1)
+        assert torch.equal(copied.model(ids).logits, before)
+        copied.refresh()
+        after = copied.model(ids).logits
+        assert not torch.allclose(after, before, atol=1e-3)
+        assert torch.allclose(after, policy(ids).logits, atol=2e-5)
+
+
+def test_a_copy_leaves_the_policy_as_it_was(questions, tmp_path):
+    trainer = built(pocket_settings(), questions.train, tmp_path)
+    policy = trainer.model
+    kinds = [type(module) for module in policy.modules()]
+    state = {k: v.clone() for k, v in policy.state_dict().items()}
+    copied = dense.DenseCopy(policy)
+    with torch.no_grad():
+        copied.model(torch.randint(5, 400, (2, 6)))
+    assert [type(module) for module in policy.modules()] == kinds
+    assert all(
+        torch.equal(v, state[k]) for k, v in policy.state_dict().items()
+    )
+    assert policy.training and not copied.model.training
+    # what is not a linear layer is there once
+    assert (
+        copied.model.get_input_embeddings().weight
+        is policy.get_base_model().get_input_embeddings().weight
+    )
+    # and no Python object of the policy's is one of the copy's
+    own = {id(module) for module in policy.modules()}
+    assert not own & {id(module) for module in copied.model.modules()}
+
+
+def test_a_base_model_without_an_adapter_is_copied_too():
+    model, _ = models.load_policy("pocket-llama")
+    ids = torch.randint(5, 400, (3, 12))
+    with torch.no_grad():
+        assert torch.allclose(
+            dense.DenseCopy(model).model(ids).logits,
+            model.eval()(ids).logits,
+            atol=2e-5,
+        )
+
+
+def test_in_16_bit_the_adapter_is_not_rounded_away(
+    questions, tmp_path, monkeypatch
+):
+    """Added to 16-bit weights, most of a small update would be lost."""
+    monkeypatch.setattr(models, "compute_dtype", lambda: torch.bfloat16)
+    model, tokenizer = models.load_policy("pocket-qwen")
+    monkeypatch.undo()
+    settings = pocket_settings(levers=())
+    trainer = training.build_trainer(
+        settings, questions.train, FIVE_PART, tmp_path, model, tokenizer
+    )
+    layer = trainer.model.get_base_model().model.layers[0].mlp.up_proj
+    inputs = torch.randn(4, 192, dtype=torch.bfloat16)
+    layer.lora_B["default"].weight.data.normal_(std=1e-4)
+    copied = dense.DenseLinear(layer)
+    copied.refresh()
+    assert copied.weight.dtype == torch.bfloat16 and copied.apart
+    with torch.no_grad():
+        assert torch.equal(copied(inputs), layer(inputs))
+        weights = copied.weight
+        layer.lora_B["default"].weight.data.normal_(std=1.0)
+        copied.refresh()  # nothing to unpack again
+        assert copied.weight is weights
+        assert torch.equal(copied(inputs), layer(inputs))
+
+
+# --- Gradients ---------------------------------------------------------------
+
+TEACHES = (True, False, True, False)
+"""Of four groups, those whose completions earn different rewards."""
+
+
+def batch_of(trainer, rows, teaches=TEACHES) -> dict:
+    """What TRL hands to the loss, in an order that is shuffled like TRL's."""
+    torch.manual_seed(11)
+    trainer.generation_config.top_k = 0
+    prompts = group_prompts(rows)
+    ids, _, _ = trainer._tokenize_prompts(prompts)
+    trainer.model.eval()
+    completions, _ = trainer._generate_single_turn(ids, None, {}, 4)
+    trainer.model.train()
+    found = {"prompt_ids": ids, "completion_ids": completions}
+    ids, mask, width = padded(trainer, found)
+    advantages = torch.randn(len(ids))
+    for group, one in enumerate(teaches):
+        if not one:
+            advantages[4 * group : 4 * group + 4] = 0
+    order = torch.randperm(len(ids))
+    prompt = ids.shape[1] - width
+    batch = {
+        "prompt_ids": ids[:, :prompt],
+        "prompt_mask": mask[:, :prompt],
+        "completion_ids": ids[:, prompt:],
+        "completion_mask": mask[:, prompt:],
+        "advantages": advantages,
+    }
+    batch = {name: value[order] for name, value in batch.items()}
+    return batch | {"num_items_in_batch": mask[:, prompt:].sum()}
+
+
+def gradients(trainer, batch) -> tuple[float, dict]:
+    trainer.model.zero_grad(set_to_none=True)
+    trainer.current_gradient_accumulation_steps = 1
+    loss = trainer.compute_loss(trainer.model, dict(batch))
+    loss.backward()
+    return float(loss), {
+        name: tensor.grad.clone()
+        for name, tensor in trainer.model.named_parameters()
+        if tensor.requires_grad
+    }
+
+
+def assert_same_gradients(found, expected):
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        size = tensor.norm()
+        assert size > 0, name
+        assert (found[name] - tensor).norm() <= 1e-5 * size, name
+
+
+@pytest.mark.parametrize(
+    "chosen", [("shared_prompts",), ("idle_groups",), tuple(levers.LEVERS)],
+    ids="+".join,
+)  # fmt: skip
+@pytest.mark.parametrize("model", POCKET)
+def test_gradients_are_those_of_trl(model, chosen, questions, tmp_path):
+    trainer = built(pocket_settings(model), questions.train, tmp_path)
+    batch = batch_of(trainer, questions.train)
+    trainer.levers = frozenset()
+    loss, expected = gradients(trainer, batch)
+    trainer.levers = frozenset(chosen)
+    with_levers, found = gradients(trainer, batch)
+    assert with_levers == pytest.approx(loss, rel=1e-5)
+    assert_same_gradients(found, expected)
+
+
+def tokens_read(trainer, batch) -> int:
+    """Tokens that pass the first layer when a loss is computed."""
+    count = []
+    embeddings = trainer.model.get_base_model().get_input_embeddings()
+    hook = embeddings.register_forward_hook(
+        lambda module, inputs, output: count.append(inputs[0].numel())
+    )
+    gradients(trainer, batch)
+    hook.remove()
+    return sum(count)
+
+
+def test_each_lever_of_the_gradient_saves_work(questions, tmp_path):
+    trainer = built(pocket_settings(), questions.train, tmp_path)
+    batch = batch_of(trainer, questions.train)
+    read = {}
+    for chosen in ((), ("idle_groups",), ("shared_prompts",)):
+        trainer.levers = frozenset(chosen)
+        read[chosen] = tokens_read(trainer, batch)
+    assert read["idle_groups",] <= read[()] / 2
+    assert read["shared_prompts",] < 0.6 * read[()]
+
+
+def test_where_nothing_teaches_the_gradients_are_zeros(questions, tmp_path):
+    """No gradient at all would stop the optimiser's decay, and our guard."""
+    trainer = built(pocket_settings(), questions.train, tmp_path)
+    batch = batch_of(trainer, questions.train, teaches=[False] * 4)
+    loss, found = gradients(trainer, batch)
+    assert loss == 0
+    assert found and not any(tensor.any() for tensor in found.values())
+    trainer.levers = frozenset()
+    plain_loss, plain = gradients(trainer, batch)
+    assert plain_loss == 0
+    assert not any(tensor.any() for tensor in plain.values())
+
+
+def test_with_a_kl_penalty_every_completion_counts(questions, tmp_path):
+    settings = pocket_settings(beta=0.04)
+    trainer = built(settings, questions.train, tmp_path)
+    batch = batch_of(trainer, questions.train)
+    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
+    mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
+    width = batch["completion_ids"].shape[1]
+    with torch.no_grad(), trainer.model.disable_adapter():
+        batch["ref_per_token_logps"] = (
+            trainer._get_per_token_logps_and_entropies(
+                trainer.model, ids, mask, width
+            )[0]
+        )
+    _, found = gradients(trainer, batch)
+    trainer.levers = frozenset()
+    _, expected = gradients(trainer, batch)
+    assert_same_gradients(found, expected)
+
+
+def test_other_losses_keep_all_rows(questions, tmp_path):
+    """Their divisor counts the rows that they see."""
+    trainer = built(pocket_settings(), questions.train, tmp_path)
+    batch = batch_of(trainer, questions.train)
+    for kind in ("grpo", "bnpo", "dr_grpo"):
+        trainer.loss_type = kind
+        trainer.levers = frozenset(levers.LEVERS)
+        _, found = gradients(trainer, batch)
+        trainer.levers = frozenset()
+        _, expected = gradients(trainer, batch)
+        assert_same_gradients(found, expected)
+
+
+def weights_after(settings, rows, run_dir) -> dict[str, torch.Tensor]:
+    trainer = built(settings, rows, run_dir, moved=False)
+    training.train(trainer)
+    return {
+        name: tensor.detach().clone()
+        for name, tensor in trainer.model.named_parameters()
+        if tensor.requires_grad
+    }
+
+
+@pytest.mark.parametrize("micro_batch", [16, 4])
+def test_a_whole_run_ends_where_trl_s_does(micro_batch, questions, tmp_path):
+    """With TRL's rollouts, so that both draw the same completions."""
+    settings = pocket_settings(micro_batch=micro_batch, levers=())
+    expected = weights_after(settings, questions.train, tmp_path / "plain")
+    chosen = ("shared_prompts", "idle_groups")
+    found = weights_after(
+        dataclasses.replace(settings, levers=chosen),
+        questions.train,
+        tmp_path / "levers",
+    )
+    for name, tensor in expected.items():
+        assert torch.allclose(found[name], tensor, atol=1e-5), name
+    plain, fast = (
+        training.read_metrics(tmp_path / way / "metrics.csv")
+        for way in ("plain", "levers")
+    )
+    assert [row["reward"] for row in fast] == [row["reward"] for row in plain]
+
+
+# --- Memory ------------------------------------------------------------------
+
+
+def test_levers_that_take_memory_are_left_out_where_there_is_none():
+    settings = RunSettings(
+        "qwen2.5-0.5b", 1e-5, num_generations=8, completions_per_step=32,
+        micro_batch=4, max_completion_length=512, gradient_checkpointing=True,
+    )  # fmt: skip
+
+    def gone(memory: float) -> set[str]:
+        device = models.Device("GPU", memory, is_gpu=True)
+        found = models.levers_in_force(settings, device)
+        return set(settings.levers) - set(found)
+
+    least = models.estimate_memory(
+        models.entry("qwen2.5-0.5b"), settings
+    ).total
+    copied = 494_032_768 * 4 / 2**30
+    assert gone(80) == set()
+    assert gone(least) == {"dense_copy", "kept_activations"}
+    assert gone((least + copied) / 0.9 - 0.01) >= {"dense_copy"}
+    assert gone((least + copied) / 0.9 + 0.01) == {"kept_activations"}
+
+
+def test_checkpointing_goes_where_memory_allows(
+    tiny_qwen, tmp_path, monkeypatch
+):
+    settings = quick_settings(tiny_qwen, gradient_checkpointing=True)
+    config = training.grpo_config(settings, tmp_path, 12)
+    assert not config.gradient_checkpointing
+    off = dataclasses.replace(
+        settings, levers=levers.without(["kept_activations"])
+    )
+    assert training.grpo_config(off, tmp_path, 12).gradient_checkpointing
+    small = models.Device("GPU", 0.1, is_gpu=True)
+    monkeypatch.setattr(models, "device_memory", lambda: small)
+    config = training.grpo_config(settings, tmp_path, 12)
+    assert config.gradient_checkpointing
+
+
+def test_gradients_are_the_same_without_checkpointing(questions, tmp_path):
+    settings = pocket_settings(gradient_checkpointing=True)
+    kept = built(settings, questions.train, tmp_path / "kept")
+    batch = batch_of(kept, questions.train)
+    _, found = gradients(kept, batch)
+    plain = dataclasses.replace(settings, levers=())
+    again = built(plain, questions.train, tmp_path / "again")
+    assert again.args.gradient_checkpointing
+    _, expected = gradients(again, batch)
+    assert_same_gradients(found, expected)
+
+
+# --- One base model for a grid -----------------------------------------------
+
+
+def variety(completions, **kwargs):
+    """Different characters of each completion."""
+    return [len(set(one[0]["content"])) / 10 for one in completions]
+
+
+def grid_of(settings, questions, folder, monkeypatch):
+    loaded = []
+    load = models.load_policy
+
+    def counting(*args):
+        loaded.append(args)
+        return load(*args)
+
+    monkeypatch.setattr(models, "load_policy", counting)
+    found = grid.run(settings, questions, [variety], folder, 10)
+    found.raise_failures()
+    monkeypatch.undo()
+    return found, loaded
+
+
+def test_runs_of_a_grid_share_a_base_model(
+    tiny_qwen, tiny_llama, questions, tmp_path, monkeypatch
+):
+    quick = quick_settings(tiny_qwen, max_steps=2)
+    settings = [
+        dataclasses.replace(quick, model=str(model), learning_rate=rate)
+        for model in (tiny_qwen, tiny_llama)
+        for rate in (1e-3, 1e-2)
+    ]
+    together, loaded = grid_of(
+        settings, questions, tmp_path / "1", monkeypatch
+    )
+    assert [
+        Counter(loaded)[str(m), True] for m in (tiny_qwen, tiny_llama)
+    ] == [1, 1]
+    alone = levers.without(["one_base"])
+    single, loaded = grid_of(
+        [dataclasses.replace(one, levers=alone) for one in settings],
+        questions,
+        tmp_path / "4",
+        monkeypatch,
+    )
+    assert len(loaded) == 4
+    for one, other in zip(together.runs, single.runs, strict=True):
+        weights = [
+            load_file(run.adapter / "adapter_model.safetensors")
+            for run in (one, other)
+        ]
+        for name in weights[0]:
+            assert torch.equal(*(each[name] for each in weights)), name
+        assert one.evaluation.answers == other.evaluation.answers
+
+
+def test_after_a_failure_the_base_model_is_loaded_anew(
+    tiny_qwen, questions, tmp_path, monkeypatch
+):
+    quick = quick_settings(tiny_qwen, max_steps=2)
+    settings = [
+        dataclasses.replace(quick, learning_rate=rate)
+        for rate in (1e-3, 1e-2, 1e-4)
+    ]
+    train, calls = training.train, []
+
+    def fails_once(trainer):
+        calls.append(trainer)
+        if len(calls) == 2:
+            raise RuntimeError("broken on purpose")
+        train(trainer)
+
+    monkeypatch.setattr(training, "train", fails_once)
+    loads = []
+    load = models.load_policy
+    monkeypatch.setattr(
+        models, "load_policy", lambda *args: loads.append(1) or load(*args)
+    )
+    found = grid.run(settings, questions, [variety], tmp_path / "grid", 10)
+    assert [run.status for run in found.runs] == ["done", "failed", "done"]
+    assert len(loads) == 2
+
+
+def test_a_released_base_model_is_as_it_was(tiny_qwen, questions, tmp_path):
+    settings = quick_settings(
+        tiny_qwen, gradient_checkpointing=True,
+        levers=levers.without(["kept_activations"]),
+    )  # fmt: skip
+    model, tokenizer = models.load_policy(settings.model)
+    ids = torch.randint(5, 60, (2, 8))
+    with torch.no_grad():
+        before = model.eval()(ids).logits
+    for turn in range(3):
+        trainer = training.build_trainer(
+            settings, questions.train, [variety], tmp_path / str(turn),
+            model, tokenizer,
+        )  # fmt: skip
+        model = training.release(trainer)
+        assert "forward" not in model.__dict__
+        assert not model.get_input_embeddings()._forward_hooks
+        assert not any("lora_" in name for name, _ in model.named_modules())
+    with torch.no_grad():
+        assert torch.equal(model.eval()(ids).logits, before)
+
+
+# --- Evaluation --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", POCKET)
+def test_held_out_answers_are_the_same_with_levers(model, questions):
+    policy, tokenizer = models.load_policy(model)
+    values = (policy, tokenizer, questions.eval, 48, 16)
+    plain = evaluation.evaluate(*values)
+    for chosen in ROLLOUT_LEVERS:
+        found = evaluation.evaluate(*values, levers=chosen)
+        assert found.answers == plain.answers
+    assert 0 < plain.truncated_share < 1 or plain.mean_tokens < 48
+
+
+def test_the_copy_for_an_evaluation_has_the_adapter(questions, tmp_path):
+    trainer = built(pocket_settings(), questions.train, tmp_path)
+    values = (trainer.model, trainer.processing_class, questions.eval, 40, 40)
+    plain = evaluation.evaluate(*values)
+    found = evaluation.evaluate(*values, levers=levers.LEVERS)
+    assert found.answers == plain.answers
+    base = training.release(trainer)
+    before = evaluation.evaluate(base, *values[1:], levers=levers.LEVERS)
+    assert before.answers != found.answers
+
+
+# --- A model that is no toy --------------------------------------------------
+
+
+@pytest.mark.slow
+def test_smollm2_writes_the_same_tokens(questions, tmp_path):
+    settings = pocket_settings(
+        "smollm2-135m", num_generations=4, completions_per_step=8,
+        micro_batch=8, max_completion_length=24,
+    )  # fmt: skip
+    trainer = built(settings, questions.train, tmp_path)
+    trainer.generation_config.top_k = 1
+    prompts = group_prompts(questions.train, groups=2)
+    found = trainer.rollout_func(prompts, trainer)
+    trainer.model.eval()
+    expected, _ = trainer._generate_single_turn(
+        found["prompt_ids"], None, {}, 4
+    )
+    assert found["completion_ids"] == expected
