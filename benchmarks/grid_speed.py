@@ -19,6 +19,7 @@ import argparse
 import json
 import math
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -33,7 +34,6 @@ from grpo_lab import environment
 
 environment.prepare()
 
-import psutil  # noqa: E402
 import torch  # noqa: E402
 from accelerate import Accelerator  # noqa: E402
 from scipy import stats  # noqa: E402
@@ -171,7 +171,8 @@ def _timed(function, name: str, spent: dict):
 def _peak_memory() -> float:
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 2**30
-    return psutil.Process().memory_full_info().rss / 2**30
+    kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return kib / 2**20
 
 
 # --- The two ways ------------------------------------------------------------

@@ -231,6 +231,8 @@ judging = {
     "max_new_tokens": settings.max_completion_length,
     "batch_size": profile.eval_batch_size,
     "grader": evaluation.LATEX,
+    # the same answers in less time
+    "levers": models.levers_in_force(settings),
 }
 base_file = run.directory / "base.json"
 before = evaluation.Evaluation.load(base_file)

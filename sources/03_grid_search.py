@@ -84,6 +84,7 @@ COMPLETIONS_PER_STEP: int = 0  # completions for each optimiser step
 MICRO_BATCH: int = 0  # completions in one forward pass: lower it for memory
 MAX_COMPLETION_LENGTH: int = 0  # tokens that a completion may have
 SEED: int = 42  # of the adapters, the rollouts and the choice of questions
+LEVERS_OFF: list[str] = []  # what should not make it faster; all for none
 OUTPUT_DIR: str = "runs/03_grid_search"  # every file is written below it
 
 # %% [markdown]
@@ -93,6 +94,7 @@ OUTPUT_DIR: str = "runs/03_grid_search"  # every file is written below it
 from pathlib import Path
 
 from grpo_lab import models, parameters, profiles
+from grpo_lab.speed import levers
 
 globals().update(parameters.check(globals()))
 
@@ -108,6 +110,7 @@ overrides = {
 settings = profile.settings(
     grid=profile.choose_grid(MODELS, LEARNING_RATES),
     seed=SEED,
+    levers=levers.without(LEVERS_OFF),
     **{name: value for name, value in overrides.items() if value},
 )
 output_dir = Path(OUTPUT_DIR)
@@ -358,6 +361,27 @@ assert in_force.equals(training.values_in_force(built))
 del trainer, policy
 models.free_memory()
 figures.table(in_force)
+
+# %% [markdown]
+# ## What makes it fast
+#
+# With TRL as it is, more than half of a step goes into writing completions,
+# and every prompt is computed once for each completion of its group. The
+# grid's trainer is TRL's, with these *levers* on it. None of them changes what
+# is learned: the greedy completions and the gradients are those of TRL, which
+# the tests of this project prove lever by lever. A lever that needs more
+# memory than there is stays off. `LEVERS_OFF` switches off any, and
+# `["all"]` leaves plain TRL.
+
+# %%
+import pandas as pd
+
+on = models.levers_in_force(first)
+rows = [
+    (name, "on" if name in on else "off", what)
+    for name, what in levers.LEVERS.items()
+]
+figures.table(pd.DataFrame(rows, columns=["lever", "here", "what it does"]))
 
 # %% [markdown]
 # ## Run it

@@ -356,6 +356,19 @@ def test_a_copy_leaves_the_policy_as_it_was(questions, tmp_path):
     assert not own & {id(module) for module in copied.model.modules()}
 
 
+def test_after_the_training_the_copy_is_gone(questions, tmp_path):
+    """The evaluation makes one of its own, and two may be too many."""
+    trainer = built(pocket_settings(max_steps=1), questions.train, tmp_path)
+    seen = []
+    refresh = trainer.rollout_func._writer
+    trainer.rollout_func._writer = lambda policy: (
+        seen.append(refresh(policy)) or seen[-1]
+    )
+    training.train(trainer)
+    assert seen and seen[0] is not trainer.model
+    assert trainer.rollout_func.copy is None
+
+
 def test_a_base_model_without_an_adapter_is_copied_too():
     model, _ = models.load_policy("pocket-llama")
     ids = torch.randint(5, 400, (3, 12))

@@ -111,8 +111,10 @@ def _copied(policy: nn.Module) -> tuple[PreTrainedModel, list[DenseLinear]]:
     }
     shared |= {id(module): module for module in sources.values()}
     model = copy.deepcopy(base, shared)
-    # TRL puts a forward of its own on a model, which leads back to `base`.
-    model.__dict__.pop("forward", None)
+    # TRL and accelerate put a forward of their own on a module, which would
+    # lead back to the policy.
+    for module in model.modules():
+        module.__dict__.pop("forward", None)
     layers = []
     for name, source in sources.items():
         layer = DenseLinear(source)

@@ -74,6 +74,14 @@ class FastTrainer(GRPOTrainer):
             warnings.filterwarnings("ignore", ".*rollout_func")
             super().__init__(rollout_func=rollouts, **options)
 
+    def train(self, *args, **kwargs):
+        """TRL's training; the memory of the copy is free after it."""
+        try:
+            return super().train(*args, **kwargs)
+        finally:
+            if self.rollout_func:
+                self.rollout_func.copy = None
+
     def compute_loss(self, model, inputs, *args, **kwargs) -> torch.Tensor:
         """TRL's loss, from the rows that have a gradient."""
         if self._can_omit_rows(inputs):
