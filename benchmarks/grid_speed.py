@@ -11,8 +11,9 @@ r"""How fast a grid is against plain TRL, on the same work.
 3. the lite models likewise, where there is a GPU.
 
 Every measurement is a process of its own, and the two ways alternate; a ratio
-is the median over the pairs. Where a step's time goes is told for both. Other
-work on the machine disturbs the figures: run nothing beside it.
+is the median over the pairs, above 1 where grpo_lab is better. Where a step's
+time goes is told for both. Other work on the machine disturbs the figures: run
+nothing beside it.
 """
 
 import argparse
@@ -151,7 +152,21 @@ def _watch_parts() -> dict[str, float]:
 
     GRPOTrainer.compute_loss = compute_loss
     GRPOTrainer.train = _timed(GRPOTrainer.train, "training", spent)
+    _count_tokens(spent)
     return spent
+
+
+def _count_tokens(spent: dict) -> None:
+    """Count the tokens of all completions beside the seconds."""
+    generate = GRPOTrainer._generate
+
+    @wraps(generate)
+    def counting(*args, **kwargs):
+        found = generate(*args, **kwargs)
+        spent["tokens"] += sum(len(ids) for ids in found[1])
+        return found
+
+    GRPOTrainer._generate = counting
 
 
 def _timed(function, name: str, spent: dict):
@@ -188,10 +203,15 @@ def _grid(job: dict, folder: Path) -> dict:
         seed=job["seed"],
     )
     run_all = _plain_grid if job["way"] == WAYS[0] else _our_grid
-    correct = run_all(runs, splits, folder)
+    found = zip(run_names(runs), run_all(runs, splits, folder), strict=True)
     return {
-        "correct": dict(zip(run_names(runs), correct, strict=True)),
-        "questions": len(splits.eval),
+        "runs": {
+            name: {
+                "accuracy": held_out.accuracy,
+                "reward": statistics.mean(rewards[-len(rewards) // 4 :]),
+            }
+            for name, (held_out, rewards) in found
+        },
         "completions": sum(
             one.steps(len(splits.train)) * one.completions_per_step
             for one in runs
@@ -199,17 +219,18 @@ def _grid(job: dict, folder: Path) -> dict:
     }
 
 
-def _our_grid(runs, splits, folder) -> list[int]:
+def _our_grid(runs, splits, folder) -> list[tuple]:
+    """An evaluation and the rewards of all steps, for each run."""
     found = grid.run(
         runs, splits, FIVE_PART, folder / "grid", POCKET.eval_batch_size
     )
     found.raise_failures()
-    return [run.evaluation.correct for run in found.runs]
+    return [(run.evaluation, [*run.metrics["reward"]]) for run in found.runs]
 
 
-def _plain_grid(runs, splits, folder) -> list[int]:
-    """What one writes who has TRL: a loop over its trainer."""
-    correct, measured = [], set()
+def _plain_grid(runs, splits, folder) -> list[tuple]:
+    """The same, by what one writes who has TRL: a loop over its trainer."""
+    found, measured = [], set()
     for index, one in enumerate(runs):
         model, tokenizer = models.load_policy(one.model)
         judge = partial(
@@ -226,8 +247,10 @@ def _plain_grid(runs, splits, folder) -> list[int]:
             one, splits, folder / f"run-{index}", model, tokenizer
         )
         trainer.train()
-        correct.append(judge(trainer.model).correct)
-    return correct
+        logs = trainer.state.log_history
+        rewards = [row["reward"] for row in logs if "reward" in row]
+        found.append((judge(trainer.model), rewards))
+    return found
 
 
 def _plain_trainer(one, splits, folder, model, tokenizer) -> GRPOTrainer:
@@ -290,18 +313,22 @@ def _tell_grid(pairs: list[dict]) -> None:
     print("\nThe pocket grid of lesson 03")
     _tell_times(pairs, ("training",))
     _tell_parts(pairs)
-    print("\nHeld-out accuracy, mean over the seeds and its 95 % interval")
-    print(f"  {'':26}{WAYS[0]:>22}{WAYS[1]:>22}{'difference':>22}")
-    for name in pairs[0][WAYS[0]]["correct"]:
-        shares = [
-            [
-                pair[way]["correct"][name] / pair[way]["questions"]
-                for pair in pairs
-            ]
+    _tell_learning(pairs, "accuracy", "Held-out accuracy in percent", 100)
+    _tell_learning(pairs, "reward", "Reward in the last quarter of the steps")
+
+
+def _tell_learning(
+    pairs: list[dict], what: str, title: str, times: float = 1.0
+) -> None:
+    print(f"\n{title}: mean over the seeds, 95 % interval")
+    print(f"  {'':26}{WAYS[0]:>18}{WAYS[1]:>18}{'difference':>18}")
+    for name in pairs[0][WAYS[0]]["runs"]:
+        values = [
+            [times * pair[way]["runs"][name][what] for pair in pairs]
             for way in WAYS
         ]
-        more = [b - a for a, b in zip(*shares, strict=True)]
-        cells = "".join(f"{_mean(values):>22}" for values in (*shares, more))
+        more = [b - a for a, b in zip(*values, strict=True)]
+        cells = "".join(f"{_mean(each):>18}" for each in (*values, more))
         print(f"  {name:26}{cells}")
 
 
@@ -321,19 +348,31 @@ def _tell_times(pairs: list[dict], parts: tuple[str, ...]) -> None:
 
         label = "all in all, s" if name == "seconds" else f"{name}, s"
         _tell_row(label, pairs, seconds)
-    _tell_row(
-        "completions per second",
-        pairs,
-        lambda found: found["completions"] / found["parts"]["training"],
-    )
+    for label, value in {
+        "completions": lambda found: found["completions"],
+        "tokens": lambda found: found["parts"]["tokens"],
+    }.items():
+        _tell_row(
+            f"{label} per second",
+            pairs,
+            lambda found, value=value: (
+                value(found) / found["parts"]["training"]
+            ),
+            more_is_better=True,
+        )
     _tell_row("peak memory, GiB", pairs, lambda found: found["memory_gib"])
 
 
-def _tell_row(label: str, pairs: list[dict], value) -> None:
-    """Medians of both ways, and the median of the ratios, larger first."""
+def _tell_row(
+    label: str, pairs: list[dict], value, more_is_better: bool = False
+) -> None:
+    """Medians of both ways, and of the ratios: above 1 grpo_lab is better."""
     plain, ours = ([value(pair[way]) for pair in pairs] for way in WAYS)
-    ratio = statistics.median(a / b for a, b in zip(plain, ours, strict=True))
-    ratio = max(ratio, 1 / ratio) if "per second" in label else ratio
+    ratios = [
+        b / a if more_is_better else a / b
+        for a, b in zip(plain, ours, strict=True)
+    ]
+    ratio = statistics.median(ratios)
     medians = (statistics.median(values) for values in (plain, ours))
     cells = "".join(f"{median:14.2f}" for median in medians)
     print(f"  {label:26}{cells}{ratio:8.2f}")
@@ -352,13 +391,13 @@ def _tell_parts(pairs: list[dict]) -> None:
 
 
 def _mean(values: list[float]) -> str:
-    """Mean and Student's 95 % interval, in percent."""
+    """Mean and Student's 95 % interval."""
     middle = statistics.mean(values)
     if len(values) < 2:
-        return f"{middle:.1%}"
+        return f"{middle:.2f}"
     error = statistics.stdev(values) / math.sqrt(len(values))
     half = error * stats.t.ppf(0.975, len(values) - 1)
-    return f"{middle:.1%} +- {half:.1%}"
+    return f"{middle:.2f} +- {half:.2f}"
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from grpo_lab.errors import LabError
 from grpo_lab.files import read_json, write_json
 from grpo_lab.prompts import TEMPLATE_VALUES
 from grpo_lab.speed import decoding
-from grpo_lab.speed.dense import DenseCopy
+from grpo_lab.speed.dequantised import DequantisedCopy
 from rewards import (
     is_correct,
     is_equivalent,
@@ -183,7 +183,9 @@ def evaluate(
     started, answers = time.monotonic(), []
     was_training = model.training
     model.eval()
-    writer = DenseCopy(model).model if "dense_copy" in levers else model
+    writer = (
+        DequantisedCopy(model).model if "dequantised_copy" in levers else model
+    )
     for start in range(0, len(rows), batch_size):
         batch = rows.select(range(start, min(start + batch_size, len(rows))))
         completions = generate(
@@ -290,7 +292,8 @@ def generate(
     }
     if "decode_loop" in levers:
         new_tokens = decoding.decode(
-            model,
+            # as `generate` does it
+            getattr(model, "get_base_model", lambda: model)(),
             tokenizer.apply_chat_template(list(prompts), **template)[
                 "input_ids"
             ],

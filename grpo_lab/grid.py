@@ -47,7 +47,7 @@ from grpo_lab.errors import LabError
 from grpo_lab.evaluation import Evaluation
 from grpo_lab.files import read_json, write_json, write_whole
 from grpo_lab.profiles import RunSettings, run_names
-from grpo_lab.speed.dense import DenseCopy
+from grpo_lab.speed.dequantised import DequantisedCopy
 from rewards import RewardError, gold_number
 
 LEADERBOARD = (
@@ -458,7 +458,11 @@ def measure_pace(
     limit = settings.max_completion_length
     started = time.monotonic()
     levers = models.levers_in_force(settings)
-    writer = DenseCopy(policy).model if "dense_copy" in levers else policy
+    writer = (
+        DequantisedCopy(policy).model
+        if "dequantised_copy" in levers
+        else policy
+    )
     evaluation.generate(
         writer, tokenizer, prompts, limit, temperature=1.0, levers=levers
     )
@@ -876,9 +880,7 @@ def _run_one(settings: RunSettings, directory: Path, work: _Work) -> None:
         (directory / old).unlink(missing_ok=True)
     result = {"status": "done"}
     try:
-        levers = models.levers_in_force(settings)
-        _note_environment(directory, levers)
-        _train_and_evaluate(settings, directory, work, levers)
+        _train_and_evaluate(settings, directory, work)
     except Exception as error:
         result = {"status": "failed", "reason": reason(error)}
         with contextlib.suppress(LabError):  # a full disk takes no text
@@ -890,10 +892,11 @@ def _train_and_evaluate(
     settings: RunSettings,
     directory: Path,
     work: _Work,
-    levers: tuple[str, ...],
 ) -> None:
     _refuse_full_disk(directory)
     model, tokenizer = work.take_base(settings)
+    levers = models.levers_in_force(settings)
+    _note_environment(directory, levers)
 
     def evaluate(policy: torch.nn.Module, path: Path) -> None:
         evaluation.evaluate(

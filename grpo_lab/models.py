@@ -767,35 +767,39 @@ SPARE_SHARE = 0.1
 def levers_in_force(
     settings: RunSettings, device: Device | None = None
 ) -> tuple[str, ...]:
-    """Those of a run's levers that the machine has the memory for.
+    """Those of a run's levers that do something on this machine.
 
-    The copy of the policy comes first, and what it leaves may keep the
-    activations.
+    Two take memory, and are left out where there is too little: first comes
+    the copy of the policy, then what the gradient keeps. The copy is for
+    CPUs only.
 
     Args:
         settings: the run.
         device: from `device_memory`, which is the default.
     """
+    if not settings.levers:
+        return ()
     device = device or device_memory()
     shape = entry(settings.model)
     least = estimate_memory(shape, settings).total
-    whole = estimate_memory(
-        shape, replace(settings, gradient_checkpointing=False)
-    ).total
-    value_bytes = torch.finfo(compute_dtype()).bits // 8
-    extra = {
-        "dense_copy": shape.parameters * value_bytes / GIB,
-        "kept_activations": whole - least,
-    }
     room = (1 - SPARE_SHARE) * device.memory - least
-    chosen = []
-    for name in settings.levers:
-        needed = extra.get(name, 0)
-        if needed and needed > room:
-            continue
-        room -= needed
-        chosen.append(name)
-    return tuple(chosen)
+    left_out = set()
+    copied = shape.parameters * 4 / GIB  # float32
+    if device.is_gpu or copied > room:
+        left_out.add("dequantised_copy")
+    elif "dequantised_copy" in settings.levers:
+        room -= copied
+    if settings.gradient_checkpointing:
+        without = replace(settings, gradient_checkpointing=False)
+        if estimate_memory(shape, without).total - least > room:
+            left_out.add("no_checkpointing")
+        if {"no_checkpointing"} & left_out or (
+            "no_checkpointing" not in settings.levers
+        ):
+            left_out.add("shared_prefix")  # it needs a cache
+    if settings.beta:
+        left_out.add("zero_advantage")  # the penalty is for each completion
+    return tuple(name for name in settings.levers if name not in left_out)
 
 
 def _linear_shapes(model: ModelEntry) -> dict[str, tuple[int, int]]:

@@ -64,7 +64,9 @@ over the step's completions. `zero_spread_share` is the share of groups in
 which every completion earned the same, so that all advantages are 0 and
 nothing is learned; `truncated_share` is the share of completions cut at the
 limit; `failed_share` is that of completions that a reward could not grade, as
-`rewards.health` counts it, empty if no reward says so.
+`rewards.health` counts it, empty if no reward says so. `entropy` is a mean
+over all tokens of the completions; with the lever `zero_advantage` and
+without `decode_loop`, over those of completions that teach.
 """
 
 WHAT_IS_LEARNED = (
@@ -143,7 +145,7 @@ def grpo_config(
         gradient_accumulation_steps=settings.accumulation_steps,
         max_steps=steps,
         gradient_checkpointing=settings.gradient_checkpointing
-        and "kept_activations" not in levers_in_force(settings),
+        and "no_checkpointing" not in levers_in_force(settings),
         **precision_flags(),
         use_cpu=not torch.cuda.is_available(),
         # What is kept
@@ -751,6 +753,7 @@ def release(trainer: GRPOTrainer) -> PreTrainedModel:
     The next run may put its own adapter on it.
     """
     base = trainer.model.unload()
+    base.activation_checkpointing_disable()
     # With gradient checkpointing each run leaves hooks behind, and
     # transformers' own way to remove them knows the last one only.
     base.get_input_embeddings()._forward_hooks.clear()

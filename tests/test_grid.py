@@ -100,6 +100,7 @@ def test_every_setting_makes_another_run(tiny_qwen, tiny_splits):
         "micro_batch": 2,
         "load_in_4bit": False,
         "gradient_checkpointing": True,
+        "levers": (),
         "target_modules": ("k_proj",),
         "lr_scheduler": "cosine",
         "optimizer": "adamw_bnb_8bit",

@@ -14,7 +14,7 @@ from trl.trainer.utils import pad
 from grpo_lab import data, evaluation, grid, models, training
 from grpo_lab.errors import LabError
 from grpo_lab.profiles import ALL_LINEAR, RunSettings
-from grpo_lab.speed import decoding, dense, levers
+from grpo_lab.speed import decoding, dequantised, levers
 from grpo_lab.speed import trainer as speed
 from grpo_lab.speed.decoding import Sampling
 from rewards import FIVE_PART
@@ -25,7 +25,7 @@ ROLLOUT_LEVERS = (
     ("decode_loop",),
     ("decode_loop", "shared_prefill"),
     ("decode_loop", "finished_rows"),
-    ("decode_loop", "dense_copy"),
+    ("decode_loop", "dequantised_copy"),
     tuple(levers.LEVERS),
 )
 
@@ -79,8 +79,8 @@ def test_every_lever_is_on_unless_it_is_switched_off():
     assert RunSettings("pocket-qwen", 1e-3).levers == tuple(levers.LEVERS)
     assert levers.without([]) == tuple(levers.LEVERS)
     assert levers.without(["all"]) == ()
-    left = levers.without(["idle_groups"])
-    assert set(levers.LEVERS) - set(left) == {"idle_groups"}
+    left = levers.without(["zero_advantage"])
+    assert set(levers.LEVERS) - set(left) == {"zero_advantage"}
 
 
 def test_what_needs_the_loop_goes_with_it():
@@ -88,7 +88,7 @@ def test_what_needs_the_loop_goes_with_it():
     assert not {"decode_loop", *levers.NEED_THE_LOOP} & set(left)
     assert left
     with pytest.raises(LabError, match="part of 'decode_loop'"):
-        RunSettings("pocket-qwen", 1e-3, levers=("dense_copy",))
+        RunSettings("pocket-qwen", 1e-3, levers=("dequantised_copy",))
 
 
 def test_an_unknown_lever_is_named():
@@ -99,9 +99,9 @@ def test_an_unknown_lever_is_named():
 
 
 def test_levers_survive_json():
-    one = RunSettings("pocket-qwen", 1e-3, levers=("shared_prompts",))
+    one = RunSettings("pocket-qwen", 1e-3, levers=("shared_prefix",))
     assert RunSettings(**one.to_dict()) == one
-    assert one.to_dict()["levers"] == ["shared_prompts"]
+    assert one.to_dict()["levers"] == ["shared_prefix"]
 
 
 def test_without_levers_it_is_trl_s_own_trainer(
@@ -196,6 +196,41 @@ def test_a_token_of_probability_zero_is_never_drawn(monkeypatch):
         assert int(decoding.draw(scores, Sampling())) in (1, 3)
 
 
+def test_unlikely_tokens_of_a_large_vocabulary_are_drawn(monkeypatch):
+    """In 32 bit their shares would vanish in the cumulated sum."""
+    scores = torch.zeros(1, 5_000)
+    scores[:, 0] = math.log(4_999 * 9_999)  # the others share 1e-4
+    for rest in (0.25, 0.5, 0.75):
+        number = 0.9999 + rest * 1e-4
+        monkeypatch.setattr(
+            torch,
+            "rand_like",
+            lambda like, n=number: torch.full_like(like, n),
+        )
+        token = int(decoding.draw(scores, Sampling()))
+        assert token == pytest.approx(rest * 5_000, abs=25)
+
+
+def test_rollouts_sample_as_the_settings_say(questions, tmp_path, monkeypatch):
+    settings = pocket_settings(temperature=0.9, top_p=0.8, top_k=7)
+    trainer = built(settings, questions.train, tmp_path)
+    seen = {}
+    decode = decoding.decode
+
+    def spy(model, prompts, max_new_tokens, eos, sampling, **options):
+        seen.update(limit=max_new_tokens, sampling=sampling, **options)
+        return decode(model, prompts, max_new_tokens, eos, sampling, **options)
+
+    monkeypatch.setattr(decoding, "decode", spy)
+    trainer.rollout_func(group_prompts(questions.train, 2), trainer)
+    assert seen == {
+        "limit": 40,
+        "sampling": Sampling(0.9, 0.8, 7),
+        "share_prefill": True,
+        "drop_finished": True,
+    }
+
+
 def test_the_temperature_is_in_force(questions, tmp_path):
     settings = pocket_settings(temperature=0.01)
     trainer = built(settings, questions.train, tmp_path)
@@ -232,12 +267,32 @@ def test_one_token_and_prompts_of_one_token_work(tiny_qwen):
     assert [len(one) for one in found.ids] == [1, 1]
 
 
-def test_a_policy_that_is_no_number_any_more_is_told(tiny_qwen):
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("sampling", [Sampling(), decoding.GREEDY])
+@pytest.mark.parametrize("at", [0, 2])
+def test_a_policy_that_is_no_number_any_more_is_told(
+    at, sampling, value, tiny_qwen
+):
     """All its completions would be equal, and earn nothing, for ever."""
     policy, _ = models.load_policy(str(tiny_qwen))
-    policy.model.norm.weight.data.fill_(math.nan)
+    calls = []
+
+    def spoil(module, inputs, output):
+        calls.append(output)
+        return output + value if len(calls) > at else output
+
+    policy.lm_head.register_forward_hook(spoil)
     with pytest.raises(LabError, match="no number any more.*lower it"):
-        decoding.decode(policy.eval(), [[5, 6]], 4, {1})
+        decoding.decode(policy.eval(), [[5, 6]], 4, {999}, sampling)
+    assert len(calls) == at + 1
+
+
+def test_a_failed_rollout_leaves_the_policy_in_training(questions, tmp_path):
+    trainer = built(pocket_settings(), questions.train, tmp_path)
+    trainer.rollout_func._writer = lambda policy: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        trainer.rollout_func(group_prompts(questions.train), trainer)
+    assert trainer.model.training
 
 
 def test_layers_that_see_a_window_only_get_a_cache_of_their_own():
@@ -305,9 +360,9 @@ def padded(trainer, found):
 # --- The dense copy ----------------------------------------------------------
 
 
-def test_a_dense_copy_computes_what_the_policy_does(questions, tmp_path):
+def test_a_dequantised_copy_computes_what_the_policy_does(questions, tmp_path):
     policy = built(pocket_settings(), questions.train, tmp_path).model.eval()
-    copied = dense.DenseCopy(policy)
+    copied = dequantised.DequantisedCopy(policy)
     ids = torch.randint(5, 400, (3, 12))
     with torch.no_grad():
         assert torch.allclose(
@@ -319,7 +374,7 @@ def test_a_copy_takes_over_the_adapter_when_it_is_refreshed(
     questions, tmp_path
 ):
     policy = built(pocket_settings(), questions.train, tmp_path).model.eval()
-    copied = dense.DenseCopy(policy)
+    copied = dequantised.DequantisedCopy(policy)
     ids = torch.randint(5, 400, (3, 12))
     with torch.no_grad():
         before = copied.model(ids).logits
@@ -338,7 +393,7 @@ def test_a_copy_leaves_the_policy_as_it_was(questions, tmp_path):
     policy = trainer.model
     kinds = [type(module) for module in policy.modules()]
     state = {k: v.clone() for k, v in policy.state_dict().items()}
-    copied = dense.DenseCopy(policy)
+    copied = dequantised.DequantisedCopy(policy)
     with torch.no_grad():
         copied.model(torch.randint(5, 400, (2, 6)))
     assert [type(module) for module in policy.modules()] == kinds
@@ -374,36 +429,32 @@ def test_a_base_model_without_an_adapter_is_copied_too():
     ids = torch.randint(5, 400, (3, 12))
     with torch.no_grad():
         assert torch.allclose(
-            dense.DenseCopy(model).model(ids).logits,
+            dequantised.DequantisedCopy(model).model(ids).logits,
             model.eval()(ids).logits,
             atol=2e-5,
         )
 
 
-def test_in_16_bit_the_adapter_is_not_rounded_away(
+def test_an_adapter_that_is_switched_off_is_not_copied(questions, tmp_path):
+    policy = built(pocket_settings(), questions.train, tmp_path).model
+    with (
+        policy.disable_adapter(),
+        pytest.raises(LabError, match="one plain LoRA adapter, switched on"),
+    ):
+        dequantised.DequantisedCopy(policy)
+
+
+def test_without_onednn_the_copy_multiplies_as_usual(
     questions, tmp_path, monkeypatch
 ):
-    """Added to 16-bit weights, most of a small update would be lost."""
-    monkeypatch.setattr(models, "compute_dtype", lambda: torch.bfloat16)
-    model, tokenizer = models.load_policy("pocket-qwen")
-    monkeypatch.undo()
-    settings = pocket_settings(levers=())
-    trainer = training.build_trainer(
-        settings, questions.train, FIVE_PART, tmp_path, model, tokenizer
-    )
-    layer = trainer.model.get_base_model().model.layers[0].mlp.up_proj
-    inputs = torch.randn(4, 192, dtype=torch.bfloat16)
-    layer.lora_B["default"].weight.data.normal_(std=1e-4)
-    copied = dense.DenseLinear(layer)
-    copied.refresh()
-    assert copied.weight.dtype == torch.bfloat16 and copied.apart
+    policy = built(pocket_settings(), questions.train, tmp_path).model.eval()
+    monkeypatch.setattr(dequantised, "_has_onednn", lambda: False)
+    copied = dequantised.DequantisedCopy(policy)
+    ids = torch.randint(5, 400, (3, 12))
     with torch.no_grad():
-        assert torch.equal(copied(inputs), layer(inputs))
-        weights = copied.weight
-        layer.lora_B["default"].weight.data.normal_(std=1.0)
-        copied.refresh()  # nothing to unpack again
-        assert copied.weight is weights
-        assert torch.equal(copied(inputs), layer(inputs))
+        assert torch.allclose(
+            copied.model(ids).logits, policy(ids).logits, atol=2e-5
+        )
 
 
 # --- Gradients ---------------------------------------------------------------
@@ -461,7 +512,7 @@ def assert_same_gradients(found, expected):
 
 
 @pytest.mark.parametrize(
-    "chosen", [("shared_prompts",), ("idle_groups",), tuple(levers.LEVERS)],
+    "chosen", [("shared_prefix",), ("zero_advantage",), tuple(levers.LEVERS)],
     ids="+".join,
 )  # fmt: skip
 @pytest.mark.parametrize("model", POCKET)
@@ -474,6 +525,40 @@ def test_gradients_are_those_of_trl(model, chosen, questions, tmp_path):
     with_levers, found = gradients(trainer, batch)
     assert with_levers == pytest.approx(loss, rel=1e-5)
     assert_same_gradients(found, expected)
+
+
+def test_with_dropout_each_completion_has_its_own(questions, tmp_path):
+    settings = pocket_settings(lora_dropout=0.1)
+    trainer = built(settings, questions.train, tmp_path)
+    batch = batch_of(trainer, questions.train)
+    trainer.levers = frozenset(["shared_prefix"])
+    torch.manual_seed(0)
+    _, found = gradients(trainer, batch)
+    trainer.levers = frozenset()
+    torch.manual_seed(0)
+    _, expected = gradients(trainer, batch)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_in_16_bit_a_run_works_and_nearly_agrees(
+    questions, tmp_path, monkeypatch
+):
+    """What a GPU does, as far as a CPU can show it: autocast and bfloat16."""
+    monkeypatch.setattr(models, "compute_dtype", lambda: torch.bfloat16)
+    chosen = levers.without(["dequantised_copy"])
+    settings = pocket_settings(levers=chosen, max_steps=2)
+    trainer = built(settings, questions.train, tmp_path)
+    assert trainer.args.bf16
+    batch = batch_of(trainer, questions.train)
+    _, found = gradients(trainer, batch)
+    trainer.levers = frozenset()
+    _, expected = gradients(trainer, batch)
+    for name, tensor in expected.items():
+        assert (found[name] - tensor).norm() < 0.1 * tensor.norm(), name
+    trainer.levers = frozenset(chosen)
+    training.train(trainer)
+    rows = training.read_metrics(tmp_path / "metrics.csv")
+    assert len(rows) == 2 and all(row["entropy"] > 0 for row in rows)
 
 
 def tokens_read(trainer, batch) -> int:
@@ -492,11 +577,11 @@ def test_each_lever_of_the_gradient_saves_work(questions, tmp_path):
     trainer = built(pocket_settings(), questions.train, tmp_path)
     batch = batch_of(trainer, questions.train)
     read = {}
-    for chosen in ((), ("idle_groups",), ("shared_prompts",)):
+    for chosen in ((), ("zero_advantage",), ("shared_prefix",)):
         trainer.levers = frozenset(chosen)
         read[chosen] = tokens_read(trainer, batch)
-    assert read["idle_groups",] <= read[()] / 2
-    assert read["shared_prompts",] < 0.6 * read[()]
+    assert read["zero_advantage",] <= read[()] / 2
+    assert read["shared_prefix",] < 0.6 * read[()]
 
 
 def test_where_nothing_teaches_the_gradients_are_zeros(questions, tmp_path):
@@ -559,7 +644,7 @@ def test_a_whole_run_ends_where_trl_s_does(micro_batch, questions, tmp_path):
     """With TRL's rollouts, so that both draw the same completions."""
     settings = pocket_settings(micro_batch=micro_batch, levers=())
     expected = weights_after(settings, questions.train, tmp_path / "plain")
-    chosen = ("shared_prompts", "idle_groups")
+    chosen = ("shared_prefix", "zero_advantage")
     found = weights_after(
         dataclasses.replace(settings, levers=chosen),
         questions.train,
@@ -582,20 +667,46 @@ def test_levers_that_take_memory_are_left_out_where_there_is_none():
         "qwen2.5-0.5b", 1e-5, num_generations=8, completions_per_step=32,
         micro_batch=4, max_completion_length=512, gradient_checkpointing=True,
     )  # fmt: skip
-
-    def gone(memory: float) -> set[str]:
-        device = models.Device("GPU", memory, is_gpu=True)
-        found = models.levers_in_force(settings, device)
-        return set(settings.levers) - set(found)
-
-    least = models.estimate_memory(
-        models.entry("qwen2.5-0.5b"), settings
-    ).total
+    shape = models.entry("qwen2.5-0.5b")
+    least = models.estimate_memory(shape, settings).total
+    without = dataclasses.replace(settings, gradient_checkpointing=False)
+    whole = models.estimate_memory(shape, without).total
     copied = 494_032_768 * 4 / 2**30
-    assert gone(80) == set()
-    assert gone(least) == {"dense_copy", "kept_activations"}
-    assert gone((least + copied) / 0.9 - 0.01) >= {"dense_copy"}
-    assert gone((least + copied) / 0.9 + 0.01) == {"kept_activations"}
+
+    def gone(memory: float, is_gpu: bool, one=settings) -> set[str]:
+        device = models.Device("here", memory / 0.9, is_gpu)
+        return {*one.levers} - {*models.levers_in_force(one, device)}
+
+    cpu = {"dequantised_copy"}
+    checkpointed = {"no_checkpointing", "shared_prefix"}
+    assert gone(whole + copied + 0.01, False) == set()
+    assert gone(whole + copied - 0.01, False) == checkpointed
+    assert gone(least + copied + 0.01, False) == checkpointed
+    assert gone(whole + copied + 0.01, False, without) == set()
+    assert gone(least, False) == cpu | checkpointed
+    # On a GPU there is no copy, so that its memory is free.
+    assert gone(whole + 0.01, True) == cpu
+    assert gone(whole - 0.01, True) == cpu | checkpointed
+
+
+def test_levers_that_would_do_nothing_are_not_in_force():
+    settings = RunSettings("pocket-qwen", 1e-3)
+    assert models.levers_in_force(settings) == settings.levers
+    penalised = dataclasses.replace(settings, beta=0.04)
+    assert {*settings.levers} - {*models.levers_in_force(penalised)} == {
+        "zero_advantage"
+    }
+    checkpointed = dataclasses.replace(
+        settings,
+        gradient_checkpointing=True,
+        levers=levers.without(["no_checkpointing"]),
+    )
+    assert {*checkpointed.levers} - {
+        *models.levers_in_force(checkpointed)
+    } == {"shared_prefix"}
+    # and nothing is looked up for a run that wants none
+    unknown = RunSettings("no/such-model", 1e-3, levers=())
+    assert models.levers_in_force(unknown) == ()
 
 
 def test_checkpointing_goes_where_memory_allows(
@@ -605,10 +716,10 @@ def test_checkpointing_goes_where_memory_allows(
     config = training.grpo_config(settings, tmp_path, 12)
     assert not config.gradient_checkpointing
     off = dataclasses.replace(
-        settings, levers=levers.without(["kept_activations"])
+        settings, levers=levers.without(["no_checkpointing"])
     )
     assert training.grpo_config(off, tmp_path, 12).gradient_checkpointing
-    small = models.Device("GPU", 0.1, is_gpu=True)
+    small = models.Device("CPU", 0.1, is_gpu=False)
     monkeypatch.setattr(models, "device_memory", lambda: small)
     config = training.grpo_config(settings, tmp_path, 12)
     assert config.gradient_checkpointing
@@ -709,10 +820,38 @@ def test_after_a_failure_the_base_model_is_loaded_anew(
     assert len(loads) == 2
 
 
+def test_a_run_after_one_with_checkpointing_sees_its_prompts(
+    questions, tmp_path
+):
+    """Layers that still checkpoint have no cache, and so no prompt."""
+    first = pocket_settings(
+        gradient_checkpointing=True,
+        levers=levers.without(["no_checkpointing"]),
+    )
+    first = dataclasses.replace(first, max_steps=1)
+    trainer = built(first, questions.train, tmp_path / "first", moved=False)
+    training.train(trainer)
+    assert trainer.model.is_activation_checkpointing
+    base, tokenizer = training.release(trainer), trainer.processing_class
+    again = training.build_trainer(
+        pocket_settings(), questions.train, FIVE_PART, tmp_path / "second",
+        base, tokenizer,
+    )  # fmt: skip
+    batch = batch_of(again, questions.train)
+    for name, tensor in again.model.named_parameters():
+        if "lora_B" in name:
+            tensor.data.normal_(std=0.05)
+    _, found = gradients(again, batch)
+    again.levers = frozenset()
+    _, expected = gradients(again, batch)
+    assert_same_gradients(found, expected)
+    assert not again.model.is_activation_checkpointing
+
+
 def test_a_released_base_model_is_as_it_was(tiny_qwen, questions, tmp_path):
     settings = quick_settings(
         tiny_qwen, gradient_checkpointing=True,
-        levers=levers.without(["kept_activations"]),
+        levers=levers.without(["no_checkpointing"]),
     )  # fmt: skip
     model, tokenizer = models.load_policy(settings.model)
     ids = torch.randint(5, 60, (2, 8))
@@ -725,6 +864,7 @@ def test_a_released_base_model_is_as_it_was(tiny_qwen, questions, tmp_path):
         )  # fmt: skip
         model = training.release(trainer)
         assert "forward" not in model.__dict__
+        assert not model.is_activation_checkpointing
         assert not model.get_input_embeddings()._forward_hooks
         assert not any("lora_" in name for name, _ in model.named_modules())
     with torch.no_grad():
@@ -742,7 +882,7 @@ def test_held_out_answers_are_the_same_with_levers(model, questions):
     for chosen in ROLLOUT_LEVERS:
         found = evaluation.evaluate(*values, levers=chosen)
         assert found.answers == plain.answers
-    assert 0 < plain.truncated_share < 1 or plain.mean_tokens < 48
+    assert len({answer.tokens for answer in plain.answers}) > 1
 
 
 def test_the_copy_for_an_evaluation_has_the_adapter(questions, tmp_path):

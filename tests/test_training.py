@@ -107,14 +107,23 @@ def test_check_refuses_a_layer_that_may_repack(build, quick):
 )
 def test_a_repacked_layer_stops_the_run(build, tiny_llama):
     """The real thing: one forward in eval mode, then training."""
-    trainer = build(quick_settings(tiny_llama))
+    _stops_when_repacked(
+        build(quick_settings(tiny_llama, levers=())),
+        "adapters of 4 layers have no grad",
+    )
+    _stops_when_repacked(
+        build(quick_settings(tiny_llama)), "repacked for inference"
+    )
+
+
+def _stops_when_repacked(trainer, match: str) -> None:
     for module in linear4bits(trainer.model):
         module.support_avx512bf16_for_cpu = True
     trainer.model.eval()
     with torch.no_grad():
         trainer.model(input_ids=torch.tensor([[5, 6, 7]]))
     trainer.model.train()
-    with pytest.raises(LabError, match="adapters of 4 layers have no grad"):
+    with pytest.raises(LabError, match=match):
         training.train(trainer)
 
 

@@ -49,19 +49,20 @@ class Decoded:
     Attributes:
         ids: the tokens of each, the one that ended it included.
         entropy: mean over all tokens of the entropy, in nats, of the
-            distribution at the temperature, before top_p and top_k.
+            distribution at the temperature, before top_p and top_k; None
+            where nothing was drawn.
     """
 
     ids: list[list[int]]
-    entropy: float
+    entropy: float | None
 
 
 @torch.no_grad()
 def decode(
     model: PreTrainedModel,
     prompts: Sequence[Sequence[int]],
-    limit: int,
-    ends: Collection[int],
+    max_new_tokens: int,
+    eos_token_ids: Collection[int],
     sampling: Sampling = GREEDY,
     share_prefill: bool = True,
     drop_finished: bool = True,
@@ -71,8 +72,8 @@ def decode(
     Args:
         model: in evaluation mode; else dropout would stay active.
         prompts: token ids, at least one each. Equal ones may stand anywhere.
-        limit: tokens that a completion may have, at least 1.
-        ends: token ids that end a completion.
+        max_new_tokens: of a completion, at least 1.
+        eos_token_ids: each of them ends a completion.
         sampling: how tokens are drawn.
         share_prefill: compute equal prompts once.
         drop_finished: let finished completions leave the batch.
@@ -80,37 +81,44 @@ def decode(
     Raises:
         LabError: the model's output is not a number.
     """
-    state = _prefill(model, prompts, limit, share_prefill)
-    written = torch.zeros(len(prompts), limit, dtype=torch.long)
-    written = written.to(model.device)
-    lengths = torch.full((len(prompts),), limit, device=model.device)
-    ends = torch.tensor(sorted(ends), device=model.device)
+    state = _prefill(model, prompts, max_new_tokens, share_prefill)
+    device = model.device
+    written = torch.zeros(
+        len(prompts), max_new_tokens, dtype=torch.long, device=device
+    )
+    lengths = torch.full((len(prompts),), max_new_tokens, device=device)
     alive = torch.ones_like(lengths, dtype=torch.bool)
+    eos = torch.tensor(sorted(eos_token_ids), device=device)
     entropies = []
-    for step in range(limit):
+    for step in range(max_new_tokens):
         scores = state.logits.float() / sampling.temperature
-        entropies.append(_entropy(scores)[alive])
+        _refuse_no_numbers(scores)
+        if sampling.top_k != 1:
+            entropies.append(_entropy(scores)[alive])
         tokens = draw(scores, sampling)
         written[state.rows, step] = tokens
-        ended = alive & torch.isin(tokens, ends)
+        ended = alive & torch.isin(tokens, eos)
         lengths[state.rows[ended]] = step + 1
         alive = alive & ~ended
         left = int(alive.sum())
-        if not left or step + 1 == limit:
+        if not left or step + 1 == max_new_tokens:
             break
         if drop_finished and left <= (1 - SHRINK_AT) * len(alive):
             state.keep(alive)
             tokens, alive = tokens[alive], alive[alive]
         state.advance(model, tokens)
     ids = [row[:n].tolist() for row, n in zip(written, lengths, strict=True)]
-    return Decoded(ids, float(torch.cat(entropies).mean()))
+    entropy = float(torch.cat(entropies).mean()) if entropies else None
+    return Decoded(ids, entropy)
 
 
 def draw(scores: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     """One token for each row of scores, which the temperature has divided.
 
     A uniform number is looked up in the cumulated probabilities, where
-    `torch.multinomial` would draw one for each entry of the vocabulary.
+    `torch.multinomial` would draw one for each entry of the vocabulary. In
+    64 bit, since in 32 the sum over a large vocabulary would swallow its
+    unlikely entries.
 
     Args:
         scores: rows x vocabulary.
@@ -125,7 +133,8 @@ def draw(scores: torch.Tensor, sampling: Sampling) -> torch.Tensor:
         processors.append(TopKLogitsWarper(sampling.top_k))
     if sampling.top_p < 1:
         processors.append(TopPLogitsWarper(sampling.top_p))
-    cumulated = processors(None, scores).softmax(-1).cumsum(-1)
+    shares = processors(None, scores).softmax(-1)
+    cumulated = shares.cumsum(-1, dtype=torch.float64)
     total = cumulated[:, -1:].contiguous()
     chosen = torch.rand_like(total) * total
     # The first entry above the number: one of probability 0 is never it.
@@ -135,9 +144,18 @@ def draw(scores: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     return torch.minimum(found, last).squeeze(1)
 
 
+def _refuse_no_numbers(scores: torch.Tensor) -> None:
+    """Else such a policy would write the same for ever, and earn nothing."""
+    if not scores.amax(-1).isfinite().all():
+        raise LabError(
+            "The policy's output is no number any more, so it can't write "
+            "completions. A learning rate that is too high is the usual "
+            "cause: lower it and start a new run."
+        )
+
+
 def _entropy(scores: torch.Tensor) -> torch.Tensor:
-    logs = scores.log_softmax(-1)
-    return -(logs.exp() * logs).sum(-1)
+    return torch.special.entr(scores.softmax(-1)).sum(-1)
 
 
 @dataclass
@@ -189,7 +207,7 @@ class _State:
 def _prefill(
     model: PreTrainedModel,
     prompts: Sequence[Sequence[int]],
-    limit: int,
+    max_new_tokens: int,
     share: bool,
 ) -> _State:
     """Read the prompts, padded on the left, each different one once."""
@@ -199,12 +217,15 @@ def _prefill(
     padded = [[0] * (longest - len(one)) + list(one) for one in unique]
     ids = torch.tensor(padded, device=model.device)
     mask = torch.ones(
-        len(unique), longest + limit, dtype=torch.long, device=model.device
+        len(unique),
+        longest + max_new_tokens,
+        dtype=torch.long,
+        device=model.device,
     )
     for row, prompt in zip(mask, unique, strict=True):
         row[: longest - len(prompt)] = 0
     positions = (mask[:, :longest].cumsum(-1) - 1).clamp(min=0)
-    cache = _cache(model, limit)
+    cache = _cache(model, max_new_tokens)
     logits = model(
         input_ids=ids,
         attention_mask=mask[:, :longest],
@@ -213,12 +234,6 @@ def _prefill(
         use_cache=True,
         logits_to_keep=1,
     ).logits[:, -1]
-    if logits.isnan().any():
-        raise LabError(
-            "The policy's output is no number any more, so it can't write "
-            "completions. A learning rate that is too high is the usual "
-            "cause: lower it and start a new run."
-        )
     rows = torch.arange(len(prompts), device=model.device)
     state = _State(cache, mask, longest, positions[:, -1:], logits, rows)
     if len(unique) < len(prompts):
@@ -228,14 +243,14 @@ def _prefill(
     return state
 
 
-def _cache(model: PreTrainedModel, limit: int) -> Cache:
+def _cache(model: PreTrainedModel, max_new_tokens: int) -> Cache:
     """A cache with room for a completion, if every layer sees all tokens."""
     config = model.config.get_text_config(decoder=True)
     plain = DynamicCache(config=config)
     if any(type(layer) is not DynamicLayer for layer in plain.layers):
         return plain
     count = config.num_hidden_layers
-    return Cache(layers=[_RoomyLayer(limit) for _ in range(count)])
+    return Cache(layers=[_RoomyLayer(max_new_tokens) for _ in range(count)])
 
 
 class _RoomyLayer(DynamicLayer):
@@ -266,15 +281,15 @@ class _RoomyLayer(DynamicLayer):
         self.buffers[0][..., self.length : end, :] = key_states
         self.buffers[1][..., self.length : end, :] = value_states
         self.length = end
-        self._look()
+        self._refresh_views()
         return self.keys, self.values
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
         """Take rows by index."""
         self.buffers = [buffer[indices] for buffer in self.buffers]
-        self._look()
+        self._refresh_views()
 
-    def _look(self) -> None:
+    def _refresh_views(self) -> None:
         self.keys, self.values = (
             buffer[..., : self.length, :] for buffer in self.buffers
         )

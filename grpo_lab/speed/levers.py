@@ -16,26 +16,26 @@ LEVERS = {
     ),
     "shared_prefill": "a prompt is read once for its whole group",
     "finished_rows": "completions that have ended leave the batch",
-    "dense_copy": (
-        "completions come from a copy of the policy in the compute type, "
-        "which need not unpack 4-bit weights for every token"
+    "dequantised_copy": (
+        "on a CPU, completions come from a copy of the policy whose 4-bit "
+        "weights were unpacked once a step, not for every token"
     ),
-    "shared_prompts": (
-        "a prompt passes the policy once for its whole group when the "
-        "gradient is computed, and only completions pass the output layer"
+    "shared_prefix": (
+        "the gradient computes a prompt once for all of its completions "
+        "that are in one forward pass"
     ),
-    "idle_groups": (
+    "zero_advantage": (
         "completions whose advantage is 0 are left out of the gradient, "
-        "where beta is 0"
+        "to which they add nothing"
     ),
-    "kept_activations": (
+    "no_checkpointing": (
         "no gradient checkpointing where the memory is enough without"
     ),
     "one_base": "the runs of a grid share one loaded base model",
 }
 """What each lever does, by name."""
 
-NEED_THE_LOOP = ("shared_prefill", "finished_rows", "dense_copy")
+NEED_THE_LOOP = ("shared_prefill", "finished_rows", "dequantised_copy")
 """Levers that are part of `decode_loop`."""
 
 

@@ -1,9 +1,9 @@
 """The seam: everything of `trl.GRPOTrainer` that the levers touch.
 
-Three places. Completions come through TRL's `rollout_func`. Rows without an
-advantage are left out in `compute_loss`. And the log-probabilities of a group
-are computed with one pass over its prompt, in a method that TRL keeps to
-itself: `SEAM` notes what was read there, and a test fails when TRL changes it.
+Three places. Completions come through TRL's `rollout_func`. Rows whose
+advantage is 0 are left out in `compute_loss`. And the log-probabilities of a
+group are computed with one pass over its prompt, in a method that TRL keeps
+to itself. `SEAM` notes what was read there, and another TRL is refused.
 """
 
 import copy
@@ -22,7 +22,7 @@ from trl.trainer import utils
 
 from grpo_lab.errors import LabError
 from grpo_lab.speed import decoding
-from grpo_lab.speed.dense import DenseCopy
+from grpo_lab.speed.dequantised import DequantisedCopy
 
 ENTROPY = "rollouts/entropy"
 """Name under which rollouts log the entropy of all completions.
@@ -46,6 +46,7 @@ ROWS_TOGETHER = 16
 SEAM = {
     "_prepare_inputs": "f824e7fb07147956",
     "_generate": "2a27fdf8f5e6f356",
+    "_generate_and_score_completions": "1fa48922792dcd5c",
     "_log_metric": "bcd19b9ca1016e3a",
     "_get_per_token_logps_and_entropies": "ea73c3909275851d",
     "_compute_loss": "80295546bbdbf6f7",
@@ -98,10 +99,12 @@ class FastTrainer(GRPOTrainer):
         which TRL has counted before; others by those of the rows they see.
         """
         return (
-            "idle_groups" in self.levers
+            "zero_advantage" in self.levers
             and self.beta == 0
             and self.loss_type == "dapo"
+            and self.top_entropy_quantile == 1
             and not self._entropy_bonus_enabled
+            and not self.aux_loss_enabled
             and inputs.keys() <= {*PER_ROW, *WHOLE_BATCH}
         )
 
@@ -117,30 +120,40 @@ class FastTrainer(GRPOTrainer):
     ) -> tuple:
         """As TRL's, with one pass over each different prompt."""
         rows, prompt = len(input_ids), input_ids.shape[1] - logits_to_keep
-        unique, place = torch.unique(
-            torch.stack([input_ids, attention_mask], -1)[:, :prompt],
-            dim=0,
-            return_inverse=True,
-        )
-        can_share = (
-            "shared_prompts" in self.levers
-            and not self.args.gradient_checkpointing  # it forbids a cache
-            and (batch_size or rows) >= rows
-            and len(unique) < rows
-            and prompt > 1
-            # images and other things that only some models take
-            and all(value in (None, False) for value in others.values())
-        )
-        if not can_share:
-            return super()._get_per_token_logps_and_entropies(
-                model, input_ids, attention_mask, logits_to_keep, batch_size,
-                compute_entropy, **others,
-            )  # fmt: skip
-        with self.accelerator.autocast():
-            log_probs, entropies = _scored(
-                model, input_ids, attention_mask, unique, place
+        if self._can_share_prefix(batch_size or rows, rows, prompt, others):
+            unique, prompt_index = torch.unique(
+                torch.stack([input_ids, attention_mask], -1)[:, :prompt],
+                dim=0,
+                return_inverse=True,
             )
-        return log_probs, entropies if compute_entropy else None, None
+            if len(unique) < rows:
+                with self.accelerator.autocast():
+                    log_probs, entropies = _scored(
+                        model, input_ids, attention_mask, unique, prompt_index
+                    )
+                return log_probs, entropies if compute_entropy else None, None
+        return super()._get_per_token_logps_and_entropies(
+            model, input_ids, attention_mask, logits_to_keep, batch_size,
+            compute_entropy, **others,
+        )  # fmt: skip
+
+    def _can_share_prefix(
+        self, batch_size: int, rows: int, prompt: int, others: dict
+    ) -> bool:
+        """Whether one pass over a prompt is what TRL's many would be."""
+        return (
+            "shared_prefix" in self.levers
+            and batch_size >= rows
+            and prompt > 1
+            # With it there is no cache.
+            and not self.model.is_activation_checkpointing
+            # It would strike out the same for the whole group.
+            and not any(
+                a.lora_dropout for a in self.model.peft_config.values()
+            )
+            # images and other things that only some models take
+            and all(v is None or v is False for v in others.values())
+        )
 
 
 def _scored(
@@ -148,7 +161,7 @@ def _scored(
     ids: torch.Tensor,
     mask: torch.Tensor,
     unique: torch.Tensor,
-    place: torch.Tensor,
+    prompt_index: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probabilities of completions, their prompts read once each.
 
@@ -161,7 +174,7 @@ def _scored(
         model: the policy, with TRL's output layer.
         ids, mask: rows x tokens, prompts padded on the left.
         unique: the different prompts x tokens x (id, mask).
-        place: for each row, which of them is its prompt.
+        prompt_index: for each row, which of them is its prompt.
 
     Returns:
         Log-probabilities and entropies, rows x completion tokens; 0 for
@@ -176,6 +189,8 @@ def _scored(
         use_cache=True,
         logits_to_keep=1,
     )
+    if read.get_seq_length() != prompt - 1:
+        raise RuntimeError("The prompts are not in the cache.")
     width = ids.shape[1] - prompt
     lengths = mask[:, prompt:].sum(1)
     order = lengths.argsort(stable=True)
@@ -188,7 +203,7 @@ def _scored(
         outputs = model(
             input_ids=ids[rows, prompt - 1 : end - 1],
             attention_mask=mask[rows, : end - 1],
-            cache=_taken(read, place[rows]),
+            cache=_selected(read, prompt_index[rows]),
             shift_labels=labels,
             fused_lm_head=True,
         )
@@ -203,12 +218,12 @@ def _scored(
     return log_probs, entropies
 
 
-def _taken(cache: DynamicCache, indices: torch.Tensor) -> DynamicCache:
+def _selected(cache: DynamicCache, indices: torch.Tensor) -> DynamicCache:
     """Some rows of a cache, as a cache of their own."""
-    taken = copy.copy(cache)
-    taken.layers = [copy.copy(layer) for layer in cache.layers]
-    taken.batch_select_indices(indices)
-    return taken
+    selected = copy.copy(cache)
+    selected.layers = [copy.copy(layer) for layer in cache.layers]
+    selected.batch_select_indices(indices)
+    return selected
 
 
 def _rows(inputs: dict, which: torch.Tensor) -> dict:
@@ -251,7 +266,7 @@ class Rollouts:
 
     def __init__(self, levers: frozenset[str]) -> None:
         self.levers = levers
-        self.copy: DenseCopy | None = None
+        self.copy: DequantisedCopy | None = None
 
     def __call__(
         self, prompts: list[list[dict]], trainer: FastTrainer
@@ -268,11 +283,11 @@ class Rollouts:
             **trainer.args.chat_template_kwargs or {},
         )["input_ids"]
         values = trainer.generation_config
-        model = trainer.model
-        model.eval()
-        with trainer.accelerator.autocast():
+        was_training = trainer.model.training
+        trainer.model.eval()
+        try:
             found = decoding.decode(
-                self._writer(model),
+                self._writer(trainer.model),
                 prompt_ids,
                 values.max_new_tokens,
                 trainer.eos_token_ids,
@@ -282,8 +297,10 @@ class Rollouts:
                 share_prefill="shared_prefill" in self.levers,
                 drop_finished="finished_rows" in self.levers,
             )
-        model.train()
-        trainer._log_metric(ENTROPY, found.entropy)
+        finally:
+            trainer.model.train(was_training)
+        if found.entropy is not None:
+            trainer._log_metric(ENTROPY, found.entropy)
         return {
             "prompt_ids": prompt_ids,
             "completion_ids": found.ids,
@@ -293,10 +310,11 @@ class Rollouts:
 
     def _writer(self, policy: nn.Module) -> nn.Module:
         """Who writes: the policy, or its copy with the adapter of now."""
-        if "dense_copy" not in self.levers:
-            return policy
+        if "dequantised_copy" not in self.levers:
+            # as `generate` does it; accelerate wraps the outer one only
+            return policy.get_base_model()
         if self.copy is None:
-            self.copy = DenseCopy(policy)
+            self.copy = DequantisedCopy(policy)
         else:
             self.copy.refresh()
         return self.copy.model
@@ -314,8 +332,8 @@ def refuse_other_trl() -> None:
                 f"TRL {trl.__version__} is installed, and its {part} "
                 "is not the one that the faster rollouts and gradients of "
                 "this project were checked against. Type `pip install "
-                "trl==1.16.0`, or go on with TRL's own, slower ones: "
-                "LEVERS_OFF = ['all']."
+                "trl==1.16.0`; or take TRL's own, slower ones, by levers=() "
+                "in the settings of a run, LEVERS_OFF = ['all'] in lesson 03."
             )
 
 
