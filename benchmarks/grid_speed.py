@@ -7,13 +7,16 @@ r"""How fast a grid is against plain TRL, on the same work.
    steps, seeds and settings, the same evaluation of each base model and of
    each run. The loop keeps no checkpoints, the grid one for each
    step. Seconds, completions per second, peak memory, held-out accuracy;
-2. SmolLM2-135M in 4 bit, rollouts and whole steps;
-3. the lite models likewise, where there is a GPU.
+2. what each lever brings: steps of the first pocket run without it;
+3. SmolLM2-135M in 4 bit, rollouts and whole steps;
+4. the lite models likewise, where there is a GPU.
 
-Every measurement is a process of its own, and the two ways alternate; a ratio
-is the median over the pairs, above 1 where grpo_lab is better. Where a step's
-time goes is told for both. Other work on the machine disturbs the figures: run
-nothing beside it.
+The two ways alternate, each time in a process of its own; a ratio is the
+median over the pairs, above 1 where grpo_lab is better. Where a step's time
+goes is told for both. Levers are switched off in turn in one process, each
+time in another order. Plain TRL's threads wait for each other as PyTorch has
+them, ours as `environment.prepare` says; on free cores the first is faster.
+Other work on the machine disturbs the figures: run nothing beside it.
 """
 
 import argparse
@@ -42,12 +45,16 @@ from trl import GRPOTrainer  # noqa: E402
 
 from grpo_lab import data, evaluation, grid, models, training  # noqa: E402
 from grpo_lab.profiles import LITE, POCKET, run_names  # noqa: E402
+from grpo_lab.speed import levers  # noqa: E402
+from grpo_lab.speed.levers import LEVERS  # noqa: E402
 from grpo_lab.speed.trainer import FastTrainer  # noqa: E402
 from rewards import FIVE_PART  # noqa: E402
 
 WAYS = ("plain TRL", "grpo_lab")
 USUAL_WAIT = {"GOMP_SPINCOUNT": "300000"}
 """How long the threads of PyTorch on Linux wait if nothing is set."""
+
+SEEDS = (42, 43, 44)
 
 PARTS = {
     "rollouts": (GRPOTrainer, "_generate"),
@@ -67,8 +74,7 @@ def main() -> None:
         "--max-steps", type=int, default=POCKET.run["max_steps"]
     )
     parser.add_argument("--few-steps", type=int, default=2)
-    parser.add_argument("--skip-grid", action="store_true")
-    parser.add_argument("--skip-models", action="store_true")
+    parser.add_argument("--only", choices=("grid", "levers", "models"))
     parser.add_argument("--json", type=Path, help="where the figures go")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -77,19 +83,23 @@ def main() -> None:
         return
     print(environment.describe(), flush=True)
     figures = {"machine": environment.machine()}
-    if not options.skip_grid:
+    if options.only in (None, "grid"):
         jobs = [
             {"what": "grid", "seed": 42 + pair, "steps": options.max_steps}
             for pair in range(options.pairs)
         ]
         figures["pocket grid"] = _pairs(jobs)
         _tell_grid(figures["pocket grid"])
-    few = [] if options.skip_models else ["smollm2-135m"]
+    if options.only in (None, "levers"):
+        job = {"what": "levers", "way": WAYS[1], "steps": 8}
+        figures["levers"] = [_measured(job | {"seed": seed}) for seed in SEEDS]
+        _tell_levers(figures["levers"], job["steps"])
+    few = ["smollm2-135m"] if options.only in (None, "models") else []
     if few and torch.cuda.is_available():
         few += [*LITE.grid]
     for model in few:
         job = {"what": "model", "model": model, "steps": options.few_steps}
-        figures[model] = _pairs([job | {"seed": s} for s in (42, 43, 44)])
+        figures[model] = _pairs([job | {"seed": seed} for seed in SEEDS])
         _tell_model(model, figures[model])
     if options.json:
         options.json.write_text(json.dumps(figures, indent=1) + "\n")
@@ -127,9 +137,8 @@ def _be_child(job: dict) -> None:
     folder = Path(job["folder"])
     spent = _watch_parts()
     started = time.perf_counter()
-    found = (
-        _grid(job, folder) if job["what"] == "grid" else _model(job, folder)
-    )
+    ways = {"grid": _grid, "levers": _without_each, "model": _model}
+    found = ways[job["what"]](job, folder)
     found["seconds"] = time.perf_counter() - started
     found["parts"] = spent
     found["memory_gib"] = _peak_memory()
@@ -250,6 +259,8 @@ def _plain_grid(runs, splits, folder) -> list[tuple]:
         logs = trainer.state.log_history
         rewards = [row["reward"] for row in logs if "reward" in row]
         found.append((judge(trainer.model), rewards))
+        del trainer, model, judge
+        models.free_memory()
     return found
 
 
@@ -275,6 +286,37 @@ def _plain_trainer(one, splits, folder, model, tokenizer) -> GRPOTrainer:
     return trainer
 
 
+def _our_trainer(one, splits, folder, model, tokenizer) -> GRPOTrainer:
+    return training.build_trainer(
+        one, splits.train, FIVE_PART, folder, model, tokenizer
+    )
+
+
+def _without_each(job: dict, folder: Path) -> dict:
+    """Seconds of some steps of a run with one lever off, for each lever."""
+    [first, *_] = POCKET.settings(seed=job["seed"], max_steps=job["steps"])
+    splits = data.load_splits(
+        POCKET.data, train_rows=POCKET.train_rows, seed=job["seed"]
+    )
+    names = ["", *LEVERS]
+    for idle in ("no_checkpointing", "one_base"):
+        names.remove(idle)  # nothing to switch off, or no part of a step
+    turn = job["seed"] % len(names)
+    order = names[turn:] + names[:turn]
+    seconds = {}
+    for name in (order[-1], *order):  # the first one only warms up
+        one = replace(first, levers=levers.without([name] if name else []))
+        run_dir = folder / f"{len(seconds)}-{name}"
+        model, tokenizer = models.load_policy(one.model)
+        trainer = _our_trainer(one, splits, run_dir, model, tokenizer)
+        started = time.perf_counter()
+        trainer.train()
+        seconds[name] = time.perf_counter() - started
+        del trainer, model
+        models.free_memory()
+    return {"without": seconds}
+
+
 def _model(job: dict, folder: Path) -> dict:
     """A few steps of one model that is too large for a whole grid."""
     row = LITE if job["model"] in LITE.grid else POCKET
@@ -289,15 +331,7 @@ def _model(job: dict, folder: Path) -> dict:
         "pocket", train_rows=64, eval_rows=8, seed=job["seed"]
     )
     model, tokenizer = models.load_policy(one.model)
-    build = (
-        _plain_trainer
-        if job["way"] == WAYS[0]
-        else lambda one, splits, folder, model, tokenizer: (
-            training.build_trainer(
-                one, splits.train, FIVE_PART, folder, model, tokenizer
-            )
-        )
-    )
+    build = _plain_trainer if job["way"] == WAYS[0] else _our_trainer
     trainer = build(one, splits, folder / "run", model, tokenizer)
     trainer.train()
     return {
@@ -330,6 +364,19 @@ def _tell_learning(
         more = [b - a for a, b in zip(*values, strict=True)]
         cells = "".join(f"{_mean(each):>18}" for each in (*values, more))
         print(f"  {name:26}{cells}")
+
+
+def _tell_levers(found: list[dict], steps: int) -> None:
+    print("\nA step of the first pocket run with one lever off")
+    print(f"  {'off':26}{'seconds':>14}{'ratio':>8}")
+    everything = [one["without"][""] for one in found]
+    for name in found[0]["without"]:
+        seconds = [one["without"][name] for one in found]
+        ratio = statistics.median(
+            a / b for a, b in zip(seconds, everything, strict=True)
+        )
+        step = statistics.median(seconds) / steps
+        print(f"  {name or 'none':26}{step:14.2f}{ratio:8.2f}")
 
 
 def _tell_model(name: str, pairs: list[dict]) -> None:

@@ -25,7 +25,7 @@ from grpo_lab.errors import LabError
 from grpo_lab.files import read_json, write_json
 from grpo_lab.prompts import TEMPLATE_VALUES
 from grpo_lab.speed import decoding
-from grpo_lab.speed.dequantised import DequantisedCopy
+from grpo_lab.speed.dequantised import writer
 from rewards import (
     is_correct,
     is_equivalent,
@@ -183,13 +183,11 @@ def evaluate(
     started, answers = time.monotonic(), []
     was_training = model.training
     model.eval()
-    writer = (
-        DequantisedCopy(model).model if "dequantised_copy" in levers else model
-    )
+    writes = writer(model, levers) if "decode_loop" in levers else model
     for start in range(0, len(rows), batch_size):
         batch = rows.select(range(start, min(start + batch_size, len(rows))))
         completions = generate(
-            writer, tokenizer, batch["prompt"], max_new_tokens, levers=levers
+            writes, tokenizer, batch["prompt"], max_new_tokens, levers=levers
         )
         answers += [
             grade(row["question"], row["answer"], *completion, grader)
@@ -292,16 +290,14 @@ def generate(
     }
     if "decode_loop" in levers:
         new_tokens = decoding.decode(
-            # as `generate` does it
-            getattr(model, "get_base_model", lambda: model)(),
+            model,
             tokenizer.apply_chat_template(list(prompts), **template)[
                 "input_ids"
             ],
             max_new_tokens,
             ends - {None},
             decoding.Sampling(temperature) if temperature else decoding.GREEDY,
-            share_prefill="shared_prefill" in levers,
-            drop_finished="finished_rows" in levers,
+            levers,
         ).ids
         return [_decode(ids, tokenizer, ends) for ids in new_tokens]
     inputs = tokenizer.apply_chat_template(

@@ -47,7 +47,7 @@ from grpo_lab.errors import LabError
 from grpo_lab.evaluation import Evaluation
 from grpo_lab.files import read_json, write_json, write_whole
 from grpo_lab.profiles import RunSettings, run_names
-from grpo_lab.speed.dequantised import DequantisedCopy
+from grpo_lab.speed.dequantised import writer
 from rewards import RewardError, gold_number
 
 LEADERBOARD = (
@@ -358,7 +358,7 @@ def run(
     records = _plan(settings, splits, rewards, output_dir)
     shared = next(iter(records.values()))["grid"]
     work = _Work(splits, rewards, eval_batch_size, progress)
-    with _claim(output_dir, shared):
+    with _claim(output_dir, shared), work:
         for one, (directory, record) in zip(
             settings, records.items(), strict=True
         ):
@@ -421,7 +421,7 @@ def open_run(
     lock = _lock(directory, "run.lock", is_singleton=True)
     _HELD[directory.resolve()] = lock
     write_json(directory / "settings.json", record)
-    _note_environment(directory, models.levers_in_force(settings))
+    _note_environment(directory, settings)
     return Run(settings.short_model, settings, directory, "unfinished")
 
 
@@ -430,6 +430,10 @@ _OPENED = {"run.lock", "settings.json", "environment.json"}
 
 _HELD: dict[Path, filelock.BaseFileLock] = {}
 """Locks of `open_run`, which last as long as the process."""
+
+
+STEP_BY_ROLLOUTS = 2.5
+"""Time of a step by that of its rollouts; 2.6 in the pocket grid on a CPU."""
 
 
 @dataclass(frozen=True)
@@ -458,13 +462,13 @@ def measure_pace(
     limit = settings.max_completion_length
     started = time.monotonic()
     levers = models.levers_in_force(settings)
-    writer = (
-        DequantisedCopy(policy).model
-        if "dequantised_copy" in levers
-        else policy
-    )
     evaluation.generate(
-        writer, tokenizer, prompts, limit, temperature=1.0, levers=levers
+        writer(policy, levers),
+        tokenizer,
+        prompts,
+        limit,
+        temperature=settings.temperature,
+        levers=levers,
     )
     seconds = time.monotonic() - started
     return Pace(seconds, policy.config.num_hidden_layers)
@@ -478,9 +482,9 @@ def estimates(
 ) -> pd.DataFrame:
     """What each run will take, before it starts.
 
-    A step is taken to last twice as long as its rollouts, since computing
-    the gradient costs about as much again, and to grow with the number of
-    layers: a guess of the right size, no promise.
+    A step is taken to last `STEP_BY_ROLLOUTS` times as long as its rollouts,
+    and to grow with the number of layers: a guess of the right size, no
+    promise.
 
     Args:
         settings: the runs.
@@ -497,7 +501,8 @@ def estimates(
 
     def minutes(one: RunSettings) -> float:
         layers = models.entry(one.model).num_layers / pace.layers
-        return one.steps(train_rows) * 2 * pace.seconds * layers / 60
+        step = STEP_BY_ROLLOUTS * pace.seconds * layers
+        return one.steps(train_rows) * step / 60
 
     return pd.DataFrame(
         [
@@ -508,7 +513,7 @@ def estimates(
                 "completions per step": one.completions_per_step,
                 "completions": one.steps(train_rows)
                 * one.completions_per_step,
-                "needs GiB": _memory(one, prompt_tokens).total,
+                "needs GiB": models.memory_in_all(one, prompt_tokens),
                 "there are GiB": device.memory,
                 "minutes, about": minutes(one),
             }
@@ -678,7 +683,8 @@ def _hash(value: object) -> str:
 
 def _settings(directory: Path) -> RunSettings:
     record = read_json(directory / "settings.json")
-    return RunSettings(**record["settings"])
+    # A run from before there were levers had none.
+    return RunSettings(**{"levers": ()} | record["settings"])
 
 
 def _base_path(directory: Path) -> Path:
@@ -850,6 +856,14 @@ class _Work:
     progress: Progress | None
     loaded: tuple | None = None
 
+    def __enter__(self) -> "_Work":
+        return self
+
+    def __exit__(self, *error) -> None:
+        """Free the memory of the last base model."""
+        self.loaded = None
+        models.free_memory()
+
     def take_base(
         self, settings: RunSettings
     ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -880,6 +894,7 @@ def _run_one(settings: RunSettings, directory: Path, work: _Work) -> None:
         (directory / old).unlink(missing_ok=True)
     result = {"status": "done"}
     try:
+        _note_environment(directory, settings)
         _train_and_evaluate(settings, directory, work)
     except Exception as error:
         result = {"status": "failed", "reason": reason(error)}
@@ -896,7 +911,6 @@ def _train_and_evaluate(
     _refuse_full_disk(directory)
     model, tokenizer = work.take_base(settings)
     levers = models.levers_in_force(settings)
-    _note_environment(directory, levers)
 
     def evaluate(policy: torch.nn.Module, path: Path) -> None:
         evaluation.evaluate(
@@ -918,8 +932,11 @@ def _train_and_evaluate(
     work.leave_base(settings, training.release(trainer), tokenizer)
 
 
-def _note_environment(directory: Path, levers: Sequence[str]) -> None:
+def _note_environment(directory: Path, settings: RunSettings) -> None:
     """Add this start of a run to the list in `environment.json`."""
+    levers = ()
+    with contextlib.suppress(LabError):  # no such model: loading it will tell
+        levers = models.levers_in_force(settings)
     starts = read_json(directory / "environment.json") or []
     starts.append(
         {

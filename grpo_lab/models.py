@@ -45,6 +45,7 @@ from grpo_lab.errors import LabError
 from grpo_lab.pocket import WEIGHTS_DIR
 from grpo_lab.profiles import RunSettings
 from grpo_lab.prompts import messages
+from grpo_lab.speed.levers import NEED_THE_LOOP
 
 CACHE_DIR = Path(constants.HF_HOME) / "grpo_lab"
 """Where a converted model is kept, beside the Hub's own cache."""
@@ -763,11 +764,16 @@ def estimate_memory(
 SPARE_SHARE = 0.1
 """Share of a machine's memory that levers leave alone."""
 
+PROMPT_TOKENS = 512
+"""More than the prompts of the lessons have; for what is decided before."""
+
 
 def levers_in_force(
-    settings: RunSettings, device: Device | None = None
+    settings: RunSettings,
+    device: Device | None = None,
+    prompt_tokens: int = PROMPT_TOKENS,
 ) -> tuple[str, ...]:
-    """Those of a run's levers that do something on this machine.
+    """Those of a run's levers that do something, and what TRL would do.
 
     Two take memory, and are left out where there is too little: first comes
     the copy of the policy, then what the gradient keeps. The copy is for
@@ -776,30 +782,70 @@ def levers_in_force(
     Args:
         settings: the run.
         device: from `device_memory`, which is the default.
+        prompt_tokens: length of the longest prompt.
     """
-    if not settings.levers:
+    left_out = _levers_in_vain(settings)
+    if left_out >= {*settings.levers}:
         return ()
     device = device or device_memory()
-    shape = entry(settings.model)
-    least = estimate_memory(shape, settings).total
-    room = (1 - SPARE_SHARE) * device.memory - least
-    left_out = set()
-    copied = shape.parameters * 4 / GIB  # float32
-    if device.is_gpu or copied > room:
+    room = (1 - SPARE_SHARE) * device.memory
+    room -= estimate_memory(
+        entry(settings.model), settings, prompt_tokens
+    ).total
+    takes = _memory_of_levers(settings, prompt_tokens)
+    if device.is_gpu:
         left_out.add("dequantised_copy")
-    elif "dequantised_copy" in settings.levers:
-        room -= copied
-    if settings.gradient_checkpointing:
-        without = replace(settings, gradient_checkpointing=False)
-        if estimate_memory(shape, without).total - least > room:
-            left_out.add("no_checkpointing")
-        if {"no_checkpointing"} & left_out or (
-            "no_checkpointing" not in settings.levers
-        ):
-            left_out.add("shared_prefix")  # it needs a cache
+    for name, needed in takes.items():
+        if needed > room:
+            left_out.add(name)
+        elif name in {*settings.levers} - left_out:
+            room -= needed
+    in_force = [name for name in settings.levers if name not in left_out]
+    if settings.gradient_checkpointing and "no_checkpointing" not in in_force:
+        # With checkpointing there is no cache that a prefix could be in.
+        in_force = [name for name in in_force if name != "shared_prefix"]
+    return tuple(in_force)
+
+
+def _levers_in_vain(settings: RunSettings) -> set[str]:
+    """Levers that would do nothing for a run, or not what TRL does."""
+    left_out = set()
     if settings.beta:
         left_out.add("zero_advantage")  # the penalty is for each completion
-    return tuple(name for name in settings.levers if name not in left_out)
+    if not settings.gradient_checkpointing:
+        left_out.add("no_checkpointing")
+    if settings.micro_batch == 1:
+        left_out.add("shared_prefix")
+    if settings.lora_dropout:
+        # TRL's rollouts have dropout, and its passes one for each completion.
+        left_out.update(("decode_loop", *NEED_THE_LOOP, "shared_prefix"))
+    return left_out
+
+
+def _memory_of_levers(
+    settings: RunSettings, prompt_tokens: int
+) -> dict[str, float]:
+    """What the levers that take memory take, in GiB, the first one first."""
+    shape = entry(settings.model)
+    kept = replace(settings, gradient_checkpointing=False)
+    totals = [
+        estimate_memory(shape, one, prompt_tokens).total
+        for one in (kept, settings)
+    ]
+    return {
+        "dequantised_copy": shape.parameters * 4 / GIB,  # float32
+        "no_checkpointing": totals[0] - totals[1],
+    }
+
+
+def memory_in_all(settings: RunSettings, prompt_tokens: int) -> float:
+    """GiB that a run takes here at its peak, with the levers in force."""
+    least = estimate_memory(
+        entry(settings.model), settings, prompt_tokens
+    ).total
+    levers = levers_in_force(settings, prompt_tokens=prompt_tokens)
+    takes = _memory_of_levers(settings, prompt_tokens)
+    return least + sum(takes[name] for name in levers if name in takes)
 
 
 def _linear_shapes(model: ModelEntry) -> dict[str, tuple[int, int]]:

@@ -184,7 +184,7 @@ def build_trainer(
         rewards: reward functions with TRL's signature.
         run_dir: the run's own directory; every write goes below it.
         model: the base model, from `models.load_policy`; it is given an
-            adapter and must not be used for another run.
+            adapter, and until `release` takes that off it is this run's.
         tokenizer: its tokenizer.
         progress: called after each optimiser step.
         callbacks: further ones, such as `Snapshots`.
@@ -748,9 +748,10 @@ def train(trainer: GRPOTrainer) -> None:
 
 
 def release(trainer: GRPOTrainer) -> PreTrainedModel:
-    """The base model of a trainer that is done, as it was before.
+    """The base model of a trainer that is done, for the next run.
 
-    The next run may put its own adapter on it.
+    Without adapter, hooks, checkpointing and TRL's output layer; its mode
+    (training or not) is that of the policy.
     """
     base = trainer.model.unload()
     base.activation_checkpointing_disable()

@@ -215,7 +215,8 @@ figures.reward_table(completions, r"So $\boxed{\frac{1}{2}}$.", COOKBOOK)
 # %%
 from grpo_lab import evaluation, grid, training
 
-run = grid.open_run(settings, splits, COOKBOOK, output_dir / "run")
+by_hand = replace(settings, levers=())  # the trainer below is TRL's own
+run = grid.open_run(by_hand, splits, COOKBOOK, output_dir / "run")
 policy, tokenizer = models.load_policy(settings.model, settings.load_in_4bit)
 longest = training.longest_prompt(tokenizer, splits.train["prompt"])
 training.check_context(policy, longest, settings.max_completion_length)

@@ -84,7 +84,7 @@ COMPLETIONS_PER_STEP: int = 0  # completions for each optimiser step
 MICRO_BATCH: int = 0  # completions in one forward pass: lower it for memory
 MAX_COMPLETION_LENGTH: int = 0  # tokens that a completion may have
 SEED: int = 42  # of the adapters, the rollouts and the choice of questions
-LEVERS_OFF: list[str] = []  # what should not make it faster; all for none
+LEVERS_OFF: list[str] = []  # of "What makes it fast"; ["all"]: plain TRL
 OUTPUT_DIR: str = "runs/03_grid_search"  # every file is written below it
 
 # %% [markdown]
@@ -350,8 +350,9 @@ figures.table(training.facts(trainer))
 
 # %% [markdown]
 # The grid builds each of its runs with `training.build_trainer`, which does
-# what you have just read, with the same values. Here they are, read off the
-# configuration. After that we need this trainer no longer.
+# what you have just read, with the same values, and makes it faster, see
+# below. Here they are, read off the configuration. After that we need this
+# trainer no longer.
 
 # %%
 built = training.grpo_config(first, output_dir / "one_run", len(splits.train))
@@ -365,13 +366,15 @@ figures.table(in_force)
 # %% [markdown]
 # ## What makes it fast
 #
-# With TRL as it is, more than half of a step goes into writing completions,
-# and every prompt is computed once for each completion of its group. The
-# grid's trainer is TRL's, with these *levers* on it. None of them changes what
-# is learned: the greedy completions and the gradients are those of TRL, which
-# the tests of this project prove lever by lever. A lever that needs more
-# memory than there is stays off. `LEVERS_OFF` switches off any, and
-# `["all"]` leaves plain TRL.
+# With TRL as it is, about half of a pocket step on a CPU goes into writing
+# completions, and every prompt is computed once for each completion of its
+# group. The grid puts these *levers* on TRL's trainer. Greedy completions and
+# gradients stay those of TRL, but for rounding; the tests of this project
+# prove it on a CPU, lever by lever. Sampled completions have the same
+# distribution, but are others, so that a run ends elsewhere, as with another
+# seed. A lever that has nothing to do here, or not the memory it needs, is
+# off. `LEVERS_OFF` switches off any, and `["all"]` leaves plain TRL. What
+# they bring is measured in the [README](../README.md).
 
 # %%
 import pandas as pd

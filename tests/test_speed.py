@@ -1,7 +1,11 @@
 """Each lever alone gives what plain TRL gives: tokens, or gradients."""
 
 import dataclasses
+import json
 import math
+import os
+import subprocess
+import sys
 from collections import Counter
 
 import pytest
@@ -11,8 +15,9 @@ from transformers import DynamicCache, Qwen2Config, Qwen2ForCausalLM
 from trl import GRPOTrainer
 from trl.trainer.utils import pad
 
-from grpo_lab import data, evaluation, grid, models, training
+from grpo_lab import data, environment, evaluation, grid, models, training
 from grpo_lab.errors import LabError
+from grpo_lab.files import read_json, write_json
 from grpo_lab.profiles import ALL_LINEAR, RunSettings
 from grpo_lab.speed import decoding, dequantised, levers
 from grpo_lab.speed import trainer as speed
@@ -114,6 +119,19 @@ def test_without_levers_it_is_trl_s_own_trainer(
     assert plain.rollout_func is None
 
 
+def test_threads_wait_a_moment_unless_the_reader_says_how(monkeypatch):
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    environment.prepare()
+    assert "GOMP_SPINCOUNT" not in os.environ
+    monkeypatch.delenv("OMP_WAIT_POLICY")
+    environment.prepare()
+    assert os.environ["GOMP_SPINCOUNT"] == "3000"
+    monkeypatch.setenv("GOMP_SPINCOUNT", "7")
+    environment.prepare()
+    assert os.environ["GOMP_SPINCOUNT"] == "7"
+
+
 # --- The seam ----------------------------------------------------------------
 
 
@@ -211,24 +229,54 @@ def test_unlikely_tokens_of_a_large_vocabulary_are_drawn(monkeypatch):
         assert token == pytest.approx(rest * 5_000, abs=25)
 
 
-def test_rollouts_sample_as_the_settings_say(questions, tmp_path, monkeypatch):
-    settings = pocket_settings(temperature=0.9, top_p=0.8, top_k=7)
-    trainer = built(settings, questions.train, tmp_path)
-    seen = {}
+def spied_decode(monkeypatch) -> list:
+    """What `decode` is called with, from now on."""
+    seen = []
     decode = decoding.decode
 
-    def spy(model, prompts, max_new_tokens, eos, sampling, **options):
-        seen.update(limit=max_new_tokens, sampling=sampling, **options)
-        return decode(model, prompts, max_new_tokens, eos, sampling, **options)
+    def spy(*args):
+        seen.append(args)
+        return decode(*args)
 
     monkeypatch.setattr(decoding, "decode", spy)
+    return seen
+
+
+@pytest.mark.parametrize("off", [None, *levers.NEED_THE_LOOP])
+def test_rollouts_sample_as_the_settings_say(
+    off, questions, tmp_path, monkeypatch
+):
+    chosen = levers.without([off] if off else [])
+    settings = pocket_settings(
+        temperature=0.9, top_p=0.8, top_k=7, levers=chosen
+    )
+    trainer = built(settings, questions.train, tmp_path)
+    calls = spied_decode(monkeypatch)
     trainer.rollout_func(group_prompts(questions.train, 2), trainer)
-    assert seen == {
-        "limit": 40,
-        "sampling": Sampling(0.9, 0.8, 7),
-        "share_prefill": True,
-        "drop_finished": True,
-    }
+    [(model, _, limit, _, sampling, in_force)] = calls
+    assert (limit, sampling) == (40, Sampling(0.9, 0.8, 7))
+    assert in_force == {*chosen} - {"no_checkpointing"}
+    has_copies = any(
+        isinstance(module, dequantised.DequantisedLinear)
+        for module in model.modules()
+    )
+    assert has_copies == (off != "dequantised_copy")
+
+
+def test_the_loop_is_used_only_where_it_is_switched_on(
+    questions, tmp_path, monkeypatch
+):
+    calls = spied_decode(monkeypatch)
+    off = pocket_settings(levers=levers.without(["decode_loop"]), max_steps=1)
+    trainer = built(off, questions.train, tmp_path)
+    assert trainer.rollout_func is None
+    training.train(trainer)
+    some = questions.eval.select(range(4))
+    values = (trainer.model, trainer.processing_class, some, 4, 4)
+    evaluation.evaluate(*values)
+    assert not calls
+    evaluation.evaluate(*values, levers=["decode_loop"])
+    assert len(calls) == 1
 
 
 def test_the_temperature_is_in_force(questions, tmp_path):
@@ -253,8 +301,13 @@ def test_finished_rows_leave_the_batch(questions, tmp_path):
     prompts = group_prompts(questions.train)
     ids, _, _ = trainer._tokenize_prompts(prompts)
     ends = trainer.eos_token_ids
-    all_along = decoding.decode(policy, ids, 40, ends, drop_finished=False)
+    all_along = decoding.decode(
+        policy, ids, 40, ends, levers=["shared_prefill"]
+    )
     assert set(sizes) == {4, 16}  # the prefill has each prompt once
+    sizes.clear()
+    decoding.decode(policy, ids, 1, ends, levers=[])
+    assert sizes == [16]
     sizes.clear()
     found = decoding.decode(policy, ids, 40, ends)
     assert found.ids == all_along.ids
@@ -415,12 +468,12 @@ def test_after_the_training_the_copy_is_gone(questions, tmp_path):
     """The evaluation makes one of its own, and two may be too many."""
     trainer = built(pocket_settings(max_steps=1), questions.train, tmp_path)
     seen = []
-    refresh = trainer.rollout_func._writer
-    trainer.rollout_func._writer = lambda policy: (
-        seen.append(refresh(policy)) or seen[-1]
+    write = trainer.rollout_func._writer
+    trainer.rollout_func._writer = lambda trainer: (
+        seen.append(write(trainer)) or seen[-1]
     )
     training.train(trainer)
-    assert seen and seen[0] is not trainer.model
+    assert seen and seen[0] is not trainer.model.get_base_model()
     assert trainer.rollout_func.copy is None
 
 
@@ -517,7 +570,8 @@ def assert_same_gradients(found, expected):
 )  # fmt: skip
 @pytest.mark.parametrize("model", POCKET)
 def test_gradients_are_those_of_trl(model, chosen, questions, tmp_path):
-    trainer = built(pocket_settings(model), questions.train, tmp_path)
+    settings = pocket_settings(model, temperature=0.8)
+    trainer = built(settings, questions.train, tmp_path)
     batch = batch_of(trainer, questions.train)
     trainer.levers = frozenset()
     loss, expected = gradients(trainer, batch)
@@ -600,6 +654,8 @@ def test_where_nothing_teaches_the_gradients_are_zeros(questions, tmp_path):
 def test_with_a_kl_penalty_every_completion_counts(questions, tmp_path):
     settings = pocket_settings(beta=0.04)
     trainer = built(settings, questions.train, tmp_path)
+    # The settings have switched it off, so that it is forced here.
+    trainer.levers = frozenset(["zero_advantage", "shared_prefix"])
     batch = batch_of(trainer, questions.train)
     ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
     mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
@@ -668,9 +724,10 @@ def test_levers_that_take_memory_are_left_out_where_there_is_none():
         micro_batch=4, max_completion_length=512, gradient_checkpointing=True,
     )  # fmt: skip
     shape = models.entry("qwen2.5-0.5b")
-    least = models.estimate_memory(shape, settings).total
+    tokens = models.PROMPT_TOKENS
+    least = models.estimate_memory(shape, settings, tokens).total
     without = dataclasses.replace(settings, gradient_checkpointing=False)
-    whole = models.estimate_memory(shape, without).total
+    whole = models.estimate_memory(shape, without, tokens).total
     copied = 494_032_768 * 4 / 2**30
 
     def gone(memory: float, is_gpu: bool, one=settings) -> set[str]:
@@ -682,31 +739,60 @@ def test_levers_that_take_memory_are_left_out_where_there_is_none():
     assert gone(whole + copied + 0.01, False) == set()
     assert gone(whole + copied - 0.01, False) == checkpointed
     assert gone(least + copied + 0.01, False) == checkpointed
-    assert gone(whole + copied + 0.01, False, without) == set()
+    assert gone(whole + copied + 0.01, False, without) == {"no_checkpointing"}
     assert gone(least, False) == cpu | checkpointed
     # On a GPU there is no copy, so that its memory is free.
     assert gone(whole + 0.01, True) == cpu
     assert gone(whole - 0.01, True) == cpu | checkpointed
 
 
-def test_levers_that_would_do_nothing_are_not_in_force():
-    settings = RunSettings("pocket-qwen", 1e-3)
-    assert models.levers_in_force(settings) == settings.levers
-    penalised = dataclasses.replace(settings, beta=0.04)
-    assert {*settings.levers} - {*models.levers_in_force(penalised)} == {
-        "zero_advantage"
-    }
-    checkpointed = dataclasses.replace(
-        settings,
-        gradient_checkpointing=True,
-        levers=levers.without(["no_checkpointing"]),
+@pytest.mark.parametrize(
+    ("changed", "gone"),
+    [
+        ({}, {"no_checkpointing"}),
+        ({"beta": 0.04}, {"no_checkpointing", "zero_advantage"}),
+        ({"micro_batch": 1}, {"no_checkpointing", "shared_prefix"}),
+        ({"gradient_checkpointing": True}, set()),
+        (
+            {"lora_dropout": 0.1},
+            {
+                "no_checkpointing", "decode_loop", "shared_prefix",
+                *levers.NEED_THE_LOOP,
+            },
+        ),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_levers_that_would_do_nothing_are_not_in_force(changed, gone):
+    settings = RunSettings("pocket-qwen", 1e-3, **changed)
+    in_force = models.levers_in_force(settings)
+    assert {*settings.levers} - {*in_force} == gone
+
+
+def test_with_checkpointing_a_prefix_has_no_cache():
+    chosen = levers.without(["no_checkpointing"])
+    settings = RunSettings(
+        "pocket-qwen", 1e-3, gradient_checkpointing=True, levers=chosen
     )
-    assert {*checkpointed.levers} - {
-        *models.levers_in_force(checkpointed)
-    } == {"shared_prefix"}
-    # and nothing is looked up for a run that wants none
+    in_force = models.levers_in_force(settings)
+    assert {*chosen} - {*in_force} == {"shared_prefix"}
+
+
+def test_nothing_is_looked_up_for_a_run_without_levers():
     unknown = RunSettings("no/such-model", 1e-3, levers=())
     assert models.levers_in_force(unknown) == ()
+
+
+def test_the_estimate_counts_what_levers_take():
+    settings = pocket_settings(gradient_checkpointing=True)
+    shape = models.entry(settings.model)
+    least = models.estimate_memory(shape, settings, 100).total
+    without = dataclasses.replace(settings, gradient_checkpointing=False)
+    whole = models.estimate_memory(shape, without, 100).total
+    copied = shape.parameters * 4 / 2**30
+    assert models.memory_in_all(settings, 100) == pytest.approx(whole + copied)
+    plain = dataclasses.replace(settings, levers=())
+    assert models.memory_in_all(plain, 100) == least < whole
 
 
 def test_checkpointing_goes_where_memory_allows(
@@ -726,8 +812,11 @@ def test_checkpointing_goes_where_memory_allows(
 
 
 def test_gradients_are_the_same_without_checkpointing(questions, tmp_path):
-    settings = pocket_settings(gradient_checkpointing=True)
+    settings = pocket_settings(
+        gradient_checkpointing=True, levers=("no_checkpointing",)
+    )
     kept = built(settings, questions.train, tmp_path / "kept")
+    assert not kept.args.gradient_checkpointing
     batch = batch_of(kept, questions.train)
     _, found = gradients(kept, batch)
     plain = dataclasses.replace(settings, levers=())
@@ -769,12 +858,17 @@ def test_runs_of_a_grid_share_a_base_model(
         for model in (tiny_qwen, tiny_llama)
         for rate in (1e-3, 1e-2)
     ]
+    chosen = list(levers.LEVERS)
     together, loaded = grid_of(
         settings, questions, tmp_path / "1", monkeypatch
     )
     assert [
         Counter(loaded)[str(m), True] for m in (tiny_qwen, tiny_llama)
     ] == [1, 1]
+    first = together.runs[0].directory
+    assert read_json(first / "settings.json")["settings"]["levers"] == chosen
+    [start] = read_json(first / "environment.json")
+    assert start["levers"] == [n for n in chosen if n != "no_checkpointing"]
     alone = levers.without(["one_base"])
     single, loaded = grid_of(
         [dataclasses.replace(one, levers=alone) for one in settings],
@@ -791,6 +885,18 @@ def test_runs_of_a_grid_share_a_base_model(
         for name in weights[0]:
             assert torch.equal(*(each[name] for each in weights)), name
         assert one.evaluation.answers == other.evaluation.answers
+
+
+def test_a_run_from_before_the_levers_had_none(
+    tiny_qwen, questions, tmp_path, monkeypatch
+):
+    quick = quick_settings(tiny_qwen, max_steps=1)
+    found, _ = grid_of([quick], questions, tmp_path, monkeypatch)
+    path = found.runs[0].directory / "settings.json"
+    record = read_json(path)
+    del record["settings"]["levers"]
+    write_json(path, record)
+    assert grid.load(tmp_path).runs[0].settings.levers == ()
 
 
 def test_after_a_failure_the_base_model_is_loaded_anew(
@@ -914,3 +1020,22 @@ def test_smollm2_writes_the_same_tokens(questions, tmp_path):
         found["prompt_ids"], None, {}, 4
     )
     assert found["completion_ids"] == expected
+
+
+@pytest.mark.slow
+def test_a_short_grid_is_faster_than_plain_trl(tmp_path):
+    """A whole grid of 32 steps for each run is in the README."""
+    figures = tmp_path / "figures.json"
+    subprocess.run(
+        [
+            sys.executable, "benchmarks/grid_speed.py", "--only", "grid",
+            "--pairs", "1", "--max-steps", "6", "--json", str(figures),
+        ],
+        check=True,
+        stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    [pair] = json.loads(figures.read_text())["pocket grid"]
+    plain, ours = pair["plain TRL"], pair["grpo_lab"]
+    assert plain["completions"] == ours["completions"] == 4 * 6 * 64
+    assert plain["runs"].keys() == ours["runs"].keys()
+    assert plain["parts"]["training"] > 1.5 * ours["parts"]["training"]

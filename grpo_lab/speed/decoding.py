@@ -22,6 +22,7 @@ from transformers.generation import (
 )
 
 from grpo_lab.errors import LabError
+from grpo_lab.speed.levers import LEVERS
 
 SHRINK_AT = 1 / 8
 """Share of finished rows at which they leave the batch.
@@ -64,8 +65,7 @@ def decode(
     max_new_tokens: int,
     eos_token_ids: Collection[int],
     sampling: Sampling = GREEDY,
-    share_prefill: bool = True,
-    drop_finished: bool = True,
+    levers: Collection[str] = tuple(LEVERS),
 ) -> Decoded:
     """A completion for each prompt.
 
@@ -75,13 +75,14 @@ def decode(
         max_new_tokens: of a completion, at least 1.
         eos_token_ids: each of them ends a completion.
         sampling: how tokens are drawn.
-        share_prefill: compute equal prompts once.
-        drop_finished: let finished completions leave the batch.
+        levers: "shared_prefill" reads equal prompts once, "finished_rows"
+            lets completions that have ended leave the batch.
 
     Raises:
         LabError: the model's output is not a number.
     """
-    state = _prefill(model, prompts, max_new_tokens, share_prefill)
+    share = "shared_prefill" in levers
+    state = _prefill(model, prompts, max_new_tokens, share)
     device = model.device
     written = torch.zeros(
         len(prompts), max_new_tokens, dtype=torch.long, device=device
@@ -103,7 +104,8 @@ def decode(
         left = int(alive.sum())
         if not left or step + 1 == max_new_tokens:
             break
-        if drop_finished and left <= (1 - SHRINK_AT) * len(alive):
+        can_shrink = left <= (1 - SHRINK_AT) * len(alive)
+        if can_shrink and "finished_rows" in levers:
             state.keep(alive)
             tokens, alive = tokens[alive], alive[alive]
         state.advance(model, tokens)
@@ -148,9 +150,11 @@ def _refuse_no_numbers(scores: torch.Tensor) -> None:
     """Else such a policy would write the same for ever, and earn nothing."""
     if not scores.amax(-1).isfinite().all():
         raise LabError(
-            "The policy's output is no number any more, so it can't write "
-            "completions. A learning rate that is too high is the usual "
-            "cause: lower it and start a new run."
+            "The output of the model is no number any more, so it can't "
+            "write completions. After some training the usual cause is a "
+            "learning rate that is too high: lower it and start a new run. "
+            "A model that was not trained yet overflows in 16 bit: choose "
+            "another one."
         )
 
 

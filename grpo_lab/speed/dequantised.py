@@ -11,6 +11,7 @@ has kernels that multiply 4-bit weights as they are, nobody has measured it.
 """
 
 import copy
+from collections.abc import Collection
 
 import bitsandbytes as bnb
 import torch
@@ -24,6 +25,27 @@ from grpo_lab.errors import LabError
 
 ADAPTER = "default"
 """PEFT's name for the one adapter of a policy."""
+
+
+def writer(policy: nn.Module, levers: Collection[str]) -> nn.Module:
+    """The model that writes a policy's completions, as the policy is now.
+
+    Args:
+        policy: a causal model, with a LoRA adapter or none.
+        levers: those in force.
+    """
+    if "dequantised_copy" in levers:
+        return DequantisedCopy(policy).model
+    return _without_wrapper(policy)
+
+
+def _without_wrapper(policy: nn.Module) -> PreTrainedModel:
+    """The model itself, its adapter included.
+
+    `generate` calls that one too, and not the forward pass of PEFT's wrapper,
+    on which accelerate puts another one.
+    """
+    return getattr(policy, "get_base_model", lambda: policy)()
 
 
 class DequantisedCopy:
@@ -100,9 +122,9 @@ def _refuse_other_adapters(layer: LoraLayer) -> None:
     )
     if not is_plain:
         raise LabError(
-            "Rollouts can come from a copy of a policy only if it has one "
-            "plain LoRA adapter, switched on. Leave the lever "
-            "'dequantised_copy' out of the run's levers."
+            "Completions can come from a copy of a policy only if it has one "
+            "plain LoRA adapter, switched on. Take levers.without("
+            "['dequantised_copy']) for this policy."
         )
 
 
@@ -110,7 +132,7 @@ def _copied(
     policy: nn.Module,
 ) -> tuple[PreTrainedModel, list[DequantisedLinear]]:
     """The model with other linear layers, all else shared with the policy."""
-    base = getattr(policy, "get_base_model", lambda: policy)()
+    base = _without_wrapper(policy)
     sources = {}
     for name, module in base.named_modules():
         inside = any(name.startswith(f"{other}.") for other in sources)

@@ -11,8 +11,8 @@ from grpo_lab.errors import LabError
 
 LEVERS = {
     "decode_loop": (
-        "completions are written by a loop of our own, with keys and values "
-        "in one buffer and one random number for a token"
+        "completions are written by a short loop in place of `generate`, "
+        "which does more for every token than a rollout needs"
     ),
     "shared_prefill": "a prompt is read once for its whole group",
     "finished_rows": "completions that have ended leave the batch",
@@ -29,7 +29,8 @@ LEVERS = {
         "to which they add nothing"
     ),
     "no_checkpointing": (
-        "no gradient checkpointing where the memory is enough without"
+        "nothing is computed twice to save memory (gradient checkpointing) "
+        "where there is memory enough"
     ),
     "one_base": "the runs of a grid share one loaded base model",
 }

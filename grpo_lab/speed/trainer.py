@@ -22,7 +22,7 @@ from trl.trainer import utils
 
 from grpo_lab.errors import LabError
 from grpo_lab.speed import decoding
-from grpo_lab.speed.dequantised import DequantisedCopy
+from grpo_lab.speed.dequantised import DequantisedCopy, writer
 
 ENTROPY = "rollouts/entropy"
 """Name under which rollouts log the entropy of all completions.
@@ -52,7 +52,10 @@ SEAM = {
     "_compute_loss": "80295546bbdbf6f7",
     "add_fused_lm_head": "422d009f04b66659",
 }
-"""The parts of TRL that the levers take for granted, and a hash of each."""
+"""The parts of TRL that the levers take for granted, and a hash of each.
+
+What they take from transformers, its cache, is held by its version alone.
+"""
 
 
 class FastTrainer(GRPOTrainer):
@@ -69,7 +72,7 @@ class FastTrainer(GRPOTrainer):
     def __init__(self, *, levers: Sequence[str], **options) -> None:
         refuse_other_trl()
         self.levers = frozenset(levers)
-        rollouts = Rollouts(self.levers) if "decode_loop" in levers else None
+        rollouts = Rollouts() if "decode_loop" in levers else None
         with warnings.catch_warnings():
             # It may change, so its version is pinned.
             warnings.filterwarnings("ignore", ".*rollout_func")
@@ -258,14 +261,9 @@ def _zero_loss(model: nn.Module) -> torch.Tensor:
 
 
 class Rollouts:
-    """TRL's `rollout_func`: the completions of a step, by our own loop.
+    """TRL's `rollout_func`: the completions of a step, by our own loop."""
 
-    Args:
-        levers: those in force.
-    """
-
-    def __init__(self, levers: frozenset[str]) -> None:
-        self.levers = levers
+    def __init__(self) -> None:
         self.copy: DequantisedCopy | None = None
 
     def __call__(
@@ -287,15 +285,14 @@ class Rollouts:
         trainer.model.eval()
         try:
             found = decoding.decode(
-                self._writer(trainer.model),
+                self._writer(trainer),
                 prompt_ids,
                 values.max_new_tokens,
                 trainer.eos_token_ids,
                 decoding.Sampling(
                     values.temperature, values.top_p, values.top_k
                 ),
-                share_prefill="shared_prefill" in self.levers,
-                drop_finished="finished_rows" in self.levers,
+                trainer.levers,
             )
         finally:
             trainer.model.train(was_training)
@@ -308,13 +305,12 @@ class Rollouts:
             "logprobs": None,
         }
 
-    def _writer(self, policy: nn.Module) -> nn.Module:
-        """Who writes: the policy, or its copy with the adapter of now."""
-        if "dequantised_copy" not in self.levers:
-            # as `generate` does it; accelerate wraps the outer one only
-            return policy.get_base_model()
+    def _writer(self, trainer: FastTrainer) -> nn.Module:
+        """Who writes; of a copy there is one for the whole training."""
+        if "dequantised_copy" not in trainer.levers:
+            return writer(trainer.model, trainer.levers)
         if self.copy is None:
-            self.copy = DequantisedCopy(policy)
+            self.copy = DequantisedCopy(trainer.model)
         else:
             self.copy.refresh()
         return self.copy.model
@@ -331,9 +327,10 @@ def refuse_other_trl() -> None:
             raise LabError(
                 f"TRL {trl.__version__} is installed, and its {part} "
                 "is not the one that the faster rollouts and gradients of "
-                "this project were checked against. Type `pip install "
-                "trl==1.16.0`; or take TRL's own, slower ones, by levers=() "
-                "in the settings of a run, LEVERS_OFF = ['all'] in lesson 03."
+                "this project were checked against. Install the version that "
+                "requirements.txt names; or take TRL's own, slower ones: "
+                "LEVERS_OFF = ['all'] in lesson 03, levers=() in the "
+                "settings of a run."
             )
 
 
