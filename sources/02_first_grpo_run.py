@@ -32,7 +32,7 @@
 # | --- | --- | --- | --- |
 # | `full` | GPU with 80 GB or more | about 5 h, estimated | 25 GB, estimated |
 # | `lite` | GPU with 15 GB or more | about 1.5 h on a T4, estimated | 6 GB, estimated |
-# | `pocket` | 2 CPU cores, no GPU, no network | 3 to 4 min, measured | 1.6 GiB, measured |
+# | `pocket` | 2 CPU cores, no GPU, no network | 1.5 min, measured | 1.6 GiB, measured |
 #
 # The story is that of the GRPO recipe in Hugging Face's
 # [Open-Source AI Cookbook](https://huggingface.co/learn/cookbook/fine_tuning_llm_grpo_trl)

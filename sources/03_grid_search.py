@@ -31,7 +31,7 @@
 # | --- | --- | --- | --- |
 # | `full` | GPU with 80 GB or more | about 15 h, estimated | 40 GB, estimated |
 # | `lite` | GPU with 15 GB or more | about 3 h on a T4, estimated | 10 GB, estimated |
-# | `pocket` | 2 CPU cores, no GPU, no network | about 7 min, measured | 1.6 GiB, measured |
+# | `pocket` | 2 CPU cores, no GPU, no network | 2 min, measured | 1.4 GiB, measured |
 #
 # A run that was interrupted goes on from its last step: run the notebook
 # again with the same `OUTPUT_DIR`.

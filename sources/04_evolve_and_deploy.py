@@ -26,7 +26,7 @@
 # | --- | --- | --- | --- |
 # | `full` | GPU with 80 GB or more | about 4 h, estimated | 15 GB, estimated |
 # | `lite` | GPU with 15 GB or more | about 2 h on a T4, estimated | 5 GB, estimated |
-# | `pocket` | 2 CPU cores, no GPU, no network | 4 to 6 min, measured | 1.3 GiB, measured |
+# | `pocket` | 2 CPU cores, no GPU, no network | 2 to 3 min, measured | 1.3 GiB, measured |
 #
 # Interrupted? Run the notebook again with the same `OUTPUT_DIR` (the runner
 # needs `--resume`): it goes on from the last step. Changed a parameter? Take a
