@@ -25,6 +25,7 @@ from grpo_lab.arena.manifest import (
 from grpo_lab.arena.manifest import settings as run_settings
 from grpo_lab.errors import LabError
 from grpo_lab.profiles import ALL_LINEAR
+from grpo_lab.speed.levers import LEVERS
 
 
 def changed(path: str, value: object, base: str = PUBLISHED) -> dict:
@@ -651,6 +652,7 @@ def test_the_settings_of_a_member_are_the_manifests():
         "gradient_checkpointing": False,
         "save_steps": 1,
         "max_failed_share": 0.5,
+        "levers": list(LEVERS),
         "seed": 42,
     }
 

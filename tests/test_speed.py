@@ -11,6 +11,7 @@ from collections import Counter
 import pytest
 import torch
 from safetensors.torch import load_file
+from scipy import stats
 from transformers import DynamicCache, Qwen2Config, Qwen2ForCausalLM
 from trl import GRPOTrainer
 from trl.trainer.utils import pad
@@ -1003,6 +1004,37 @@ def test_the_copy_for_an_evaluation_has_the_adapter(questions, tmp_path):
 
 
 # --- A model that is no toy --------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", POCKET)
+def test_sampled_rollouts_earn_what_trl_s_do(model, questions, tmp_path):
+    """By the same policy, from the same prompts: 2,304 completions each."""
+    settings = pocket_settings(model, max_steps=12, max_completion_length=64)
+    trainer = built(settings, questions.train, tmp_path, moved=False)
+    training.train(trainer)  # a policy that is about to learn the form
+    prompts = group_prompts(questions.train, groups=24, size=16)
+    golds = [row for row in questions.train["answer"] for _ in range(16)]
+    ids, _, _ = trainer._tokenize_prompts(prompts)
+    trainer.model.eval()
+    rewards, lengths = {}, {}
+    for way, write in {
+        "TRL": lambda: trainer._generate_single_turn(ids, None, {}, 16)[0],
+        "ours": lambda: trainer.rollout_func(prompts, trainer)[
+            "completion_ids"
+        ],
+    }.items():
+        found = [one for _ in range(6) for one in write()]
+        texts = trainer.processing_class.batch_decode(
+            found, skip_special_tokens=True
+        )
+        parts = [reward(texts, answer=golds * 6) for reward in FIVE_PART]
+        rewards[way] = [sum(each) for each in zip(*parts, strict=True)]
+        lengths[way] = [len(one) for one in found]
+    for values in (rewards, lengths):
+        difference = stats.ttest_ind(values["ours"], values["TRL"])
+        print(model, difference.confidence_interval(), difference.pvalue)
+        assert difference.pvalue > 0.001
 
 
 @pytest.mark.slow
