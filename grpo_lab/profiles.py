@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from grpo_lab.errors import LabError
-from grpo_lab.speed.levers import LEVERS, NEED_THE_LOOP
+from grpo_lab.speed.levers import LEVERS, NEED_THE_LOOP, refuse_unknown
 
 SCHEDULERS = {
     "linear": "linear",
@@ -166,12 +166,7 @@ class RunSettings:
                 )
 
     def _refuse_bad_levers(self) -> None:
-        strange = [name for name in self.levers if name not in LEVERS]
-        if strange:
-            raise LabError(
-                f"There is no lever {strange[0]!r}; the levers are "
-                f"{', '.join(LEVERS)}."
-            )
+        refuse_unknown(self.levers)
         loose = [name for name in self.levers if name in NEED_THE_LOOP]
         if loose and "decode_loop" not in self.levers:
             raise LabError(

@@ -6,7 +6,6 @@ teach nothing; the traps that they guard against are told beside each.
 """
 
 import csv
-import functools
 import math
 import shutil
 import time
@@ -195,18 +194,18 @@ def build_trainer(
     _refuse_one_name_twice(rewards)
     keep_sampling_ours(model)
     levers = levers_in_force(settings)
-    kind = (
-        functools.partial(speed.FastTrainer, levers=levers)
+    options = {
+        "model": model,
+        "reward_funcs": list(rewards),
+        "args": grpo_config(settings, run_dir, len(train_dataset)),
+        "train_dataset": train_dataset,
+        "processing_class": tokenizer,
+        "peft_config": lora_config(settings),
+    }
+    trainer = (
+        speed.FastTrainer(levers=levers, **options)
         if levers
-        else GRPOTrainer
-    )
-    trainer = kind(
-        model=model,
-        reward_funcs=list(rewards),
-        args=grpo_config(settings, run_dir, len(train_dataset)),
-        train_dataset=train_dataset,
-        processing_class=tokenizer,
-        peft_config=lora_config(settings),
+        else GRPOTrainer(**options)
     )
     prepare(trainer)
     for callback in callbacks:

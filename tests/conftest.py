@@ -120,3 +120,17 @@ def quick_settings(model: Path | str, **overrides) -> RunSettings:
         "max_grad_norm": 1.0,
     }
     return RunSettings(**{**values, **overrides})
+
+
+def count_loads(monkeypatch) -> list[tuple]:
+    """What each base model is loaded with, from now on."""
+    from grpo_lab import models
+
+    loaded, load = [], models.load_policy
+
+    def counted(*args):
+        loaded.append(args)
+        return load(*args)
+
+    monkeypatch.setattr(models, "load_policy", counted)
+    return loaded

@@ -12,7 +12,7 @@ import killed_grid
 import pandas as pd
 import pytest
 import torch
-from conftest import quick_settings
+from conftest import count_loads, quick_settings
 from fake_grid import graded, written
 from killed_grid import variety
 from safetensors.torch import load_file, save_file
@@ -340,17 +340,6 @@ def copy_of(whole, tmp_path) -> Path:
     return Path(shutil.copytree(whole.output_dir, tmp_path / "grid"))
 
 
-def count_loads(monkeypatch) -> list[str]:
-    loaded, load = [], models.load_policy
-
-    def counted(name, *args):
-        loaded.append(name)
-        return load(name, *args)
-
-    monkeypatch.setattr(models, "load_policy", counted)
-    return loaded
-
-
 def test_a_grid_can_grow(whole, both, tmp_path, monkeypatch):
     """A new rate is trained, the old ones are kept, the base is cached."""
     place = copy_of(whole, tmp_path)
@@ -358,7 +347,7 @@ def test_a_grid_can_grow(whole, both, tmp_path, monkeypatch):
     new = dataclasses.replace(old[0], learning_rate=1e-4)
     loaded = count_loads(monkeypatch)
     grown = grid.run([*old, new], killed_grid.questions(), [variety], place)
-    assert loaded == [both[0]]
+    assert loaded == [(both[0], True)]
     assert [run.status for run in grown.runs] == ["done"] * 3
     assert len(list((place / "base").iterdir())) == 2
     weights = [
@@ -483,7 +472,8 @@ def test_a_failed_run_does_not_stop_the_others(
     # Again: the failed ones are tried once more, the finished one is not.
     loaded = count_loads(monkeypatch)
     grid.run(settings, tiny_splits, [variety], tmp_path)
-    assert loaded == ["nobody/no-such-model", "no model at all"]
+    names = ("nobody/no-such-model", "no model at all")
+    assert loaded == [(name, True) for name in names]
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,8 @@ from collections import Counter
 
 import pytest
 import torch
+from conftest import count_loads, quick_settings
+from killed_grid import variety
 from safetensors.torch import load_file
 from scipy import stats
 from transformers import DynamicCache, Qwen2Config, Qwen2ForCausalLM
@@ -24,7 +26,6 @@ from grpo_lab.speed import decoding, dequantised, levers
 from grpo_lab.speed import trainer as speed
 from grpo_lab.speed.decoding import Sampling
 from rewards import FIVE_PART
-from tests.conftest import quick_settings
 
 POCKET = ("pocket-qwen", "pocket-llama")
 ROLLOUT_LEVERS = (
@@ -830,20 +831,8 @@ def test_gradients_are_the_same_without_checkpointing(questions, tmp_path):
 # --- One base model for a grid -----------------------------------------------
 
 
-def variety(completions, **kwargs):
-    """Different characters of each completion."""
-    return [len(set(one[0]["content"])) / 10 for one in completions]
-
-
 def grid_of(settings, questions, folder, monkeypatch):
-    loaded = []
-    load = models.load_policy
-
-    def counting(*args):
-        loaded.append(args)
-        return load(*args)
-
-    monkeypatch.setattr(models, "load_policy", counting)
+    loaded = count_loads(monkeypatch)
     found = grid.run(settings, questions, [variety], folder, 10)
     found.raise_failures()
     monkeypatch.undo()
@@ -917,11 +906,7 @@ def test_after_a_failure_the_base_model_is_loaded_anew(
         train(trainer)
 
     monkeypatch.setattr(training, "train", fails_once)
-    loads = []
-    load = models.load_policy
-    monkeypatch.setattr(
-        models, "load_policy", lambda *args: loads.append(1) or load(*args)
-    )
+    loads = count_loads(monkeypatch)
     found = grid.run(settings, questions, [variety], tmp_path / "grid", 10)
     assert [run.status for run in found.runs] == ["done", "failed", "done"]
     assert len(loads) == 2

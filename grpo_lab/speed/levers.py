@@ -51,6 +51,19 @@ def without(names: Sequence[str]) -> tuple[str, ...]:
     """
     if "all" in names:
         return ()
+    refuse_unknown(names)
+    gone = {*names}
+    if "decode_loop" in gone:
+        gone.update(NEED_THE_LOOP)
+    return tuple(name for name in LEVERS if name not in gone)
+
+
+def refuse_unknown(names: Sequence[str]) -> None:
+    """Refuse a name that is no lever's.
+
+    Raises:
+        LabError: says which there are.
+    """
     for name in names:
         if name not in LEVERS:
             raise LabError(
@@ -58,7 +71,3 @@ def without(names: Sequence[str]) -> tuple[str, ...]:
                 f"{', '.join(LEVERS)}. Type LEVERS_OFF = ['all'] for none "
                 "of them, or [] for all."
             )
-    gone = {*names}
-    if "decode_loop" in gone:
-        gone.update(NEED_THE_LOOP)
-    return tuple(name for name in LEVERS if name not in gone)
