@@ -111,6 +111,15 @@ class Evaluation:
         """Share of right answers, 0 to 1."""
         return self.correct / len(self.answers)
 
+    @property
+    def rank(self) -> tuple:
+        """The better of two has the higher one.
+
+        That with more right answers; between equals with more well-tagged
+        ones, then with shorter ones.
+        """
+        return self.correct, self.tagged_share, -self.mean_tokens
+
     @cached_property
     def interval(self) -> tuple[float, float]:
         """95 % Wilson interval of the accuracy."""

@@ -721,7 +721,26 @@ def _csv_text(columns: list[str], rows: list[dict]) -> str:
     return "\r\n".join(lines) + "\r\n"
 
 
-def train(trainer: GRPOTrainer) -> None:
+class StopWhen(TrainerCallback):
+    """Ends the training after a step, when something has become true.
+
+    What was learned is saved as after any step, so that `train` goes on from
+    there as if it had never stopped.
+
+    Args:
+        is_time: asked after each optimiser step, with its number.
+    """
+
+    def __init__(self, is_time: Callable[[int], bool]) -> None:
+        self.is_time = is_time
+
+    def on_step_end(self, args, state, control, **kwargs) -> None:
+        """Ask."""
+        if self.is_time(state.global_step):
+            control.should_training_stop = control.should_save = True
+
+
+def train(trainer: GRPOTrainer, until: int | None = None) -> int:
     """Train to the end, going on from the last whole checkpoint if any.
 
     On a CPU the weights and metrics are bit for bit those of a run that was
@@ -730,20 +749,28 @@ def train(trainer: GRPOTrainer) -> None:
 
     Args:
         trainer: from `build_trainer`, with the same settings as before.
+        until: the optimiser step after which to stop for now; by default the
+            last one. The course of the learning rate is that of all steps.
+
+    Returns:
+        The step that was reached; a `StopWhen` may have ended it earlier.
 
     Raises:
         LabError: the checkpoint is of a run with other settings; or the run
             can't go on, see `Recorder` and `AdapterGuard`.
     """
+    until = until or trainer.args.max_steps
     checkpoint = last_checkpoint(trainer.args.output_dir)
     if checkpoint:
         _refuse_other_settings(checkpoint, trainer.args)
-        if step_of(checkpoint) == trainer.args.max_steps:
+        if step_of(checkpoint) >= until:
             # The library would do one more step.
             weights = load_file(checkpoint / "adapter_model.safetensors")
             set_peft_model_state_dict(trainer.model, weights)
-            return
+            return step_of(checkpoint)
+    trainer.add_callback(StopWhen(lambda step: step >= until))
     trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
+    return trainer.state.global_step
 
 
 def release(trainer: GRPOTrainer) -> PreTrainedModel:

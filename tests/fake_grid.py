@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from grpo_lab import grid
+from grpo_lab.grid import results
 from grpo_lab.evaluation import Answer, Evaluation
 from grpo_lab.files import write_json
 from grpo_lab.profiles import RunSettings
@@ -43,7 +43,7 @@ def written(
     directory = place / "runs" / (name or f"run_{rate:g}")
     record = {"settings": settings.to_dict(), "weights": model, "grid": {}}
     write_json(directory / "settings.json", record)
-    base.save(grid._base_path(directory))
+    base.save(results.base_path(directory))
     after.save(directory / "evaluation.json")
     write_json(directory / "result.json", {"status": "done"})
     columns = ["step", "seconds", "memory_gib", "truncated_share"]

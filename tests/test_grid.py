@@ -21,6 +21,7 @@ import rewards
 from grpo_lab import evaluation, grid, models, training
 from grpo_lab.errors import LabError
 from grpo_lab.evaluation import Evaluation
+from grpo_lab.grid import plan
 from grpo_lab.profiles import RunSettings
 from rewards.options import with_options
 
@@ -88,8 +89,8 @@ def test_expand_refuses_what_no_run_has():
 
 
 def identity(settings, splits, functions=(variety,)) -> str:
-    plan = grid._plan([settings], splits, functions, Path("nowhere"))
-    return next(iter(plan)).name
+    planned = plan.plan([settings], splits, functions, Path("nowhere"))
+    return next(iter(planned)).name
 
 
 def test_every_setting_makes_another_run(tiny_qwen, tiny_splits):
@@ -562,7 +563,7 @@ def test_a_disk_that_fills_up_during_a_run(
 ):
     """It is told in one paragraph, and the run goes on when there is room."""
     place, enlarge = small_disk
-    monkeypatch.setattr(grid, "SPARE_GIB", 0)
+    monkeypatch.setattr(plan, "SPARE_GIB", 0)
     try:
         found = grid.run([quick], tiny_splits, [variety], place / "grid")
         told = found.runs[0].reason
@@ -738,7 +739,7 @@ def test_one_run_takes_its_directory(quick, tiny_splits, tmp_path):
     run = grid.open_run(quick, tiny_splits, [variety], folder)
     assert (run.settings, run.directory) == (quick, folder)
     record = json.loads((folder / "settings.json").read_text())
-    [planned] = grid._plan(
+    [planned] = plan.plan(
         [quick], tiny_splits, [variety], tmp_path / "grid"
     ).values()
     assert record == planned

@@ -24,7 +24,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from datasets import Dataset
-from transformers import TrainerCallback
 
 from grpo_lab import evaluation, models, training
 from grpo_lab.arena import evolution
@@ -121,18 +120,6 @@ class State:
             return None
         members = tuple(Member(**one) for one in saved["members"])
         return cls(**saved | {"members": members})
-
-
-class StopOnRequest(TrainerCallback):
-    """Ends the training after the step in which a file appears."""
-
-    def __init__(self, request: Path) -> None:
-        self.request = request
-
-    def on_step_end(self, args, state, control, **kwargs) -> None:
-        """Look for the file; what was learned is saved as after any step."""
-        if self.request.exists():
-            control.should_training_stop = True
 
 
 class Population:
@@ -239,12 +226,12 @@ class Population:
 
         trainer = training.build_trainer(
             settings, self.splits.train, [self.reward], folder, self.base,
-            self.tokenizer, progress, [StopOnRequest(self.stop_request)],
+            self.tokenizer, progress,
+            [training.StopWhen(lambda step: self.stop_request.exists())],
         )  # fmt: skip
         try:
             training.prolong(trainer)
-            training.train(trainer)
-            reached = training.step_of(training.last_checkpoint(folder))
+            reached = training.train(trainer)
             if reached < target or self.stop_request.exists():
                 raise Stopped
             self.doing(f"measuring member {member.number}")

@@ -1,0 +1,208 @@
+"""Which runs a grid has, where each lies, and whether they may run there.
+
+A run's record holds everything that determines it; its directory is named
+after a hash of the record.
+"""
+
+import hashlib
+import itertools
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from pathlib import Path
+
+from grpo_lab import evaluation, models
+from grpo_lab.data import Splits
+from grpo_lab.errors import LabError
+from grpo_lab.files import read_json
+from grpo_lab.grid.fingerprint import reward_fingerprint
+from grpo_lab.profiles import RunSettings
+from rewards import gold_number
+
+SPARE_GIB = 0.5
+"""Free disk space below which no run is started, beside its checkpoints."""
+
+
+def expand(base: RunSettings, **choices: Sequence) -> list[RunSettings]:
+    """Every combination of some settings.
+
+    Args:
+        base: the values of all settings that are not varied.
+        choices: a list of values for each varied field of `RunSettings`.
+
+    Example:
+        >>> base = RunSettings(model="pocket-qwen", learning_rate=1e-3)
+        >>> runs = expand(base, learning_rate=[1e-3, 1e-4], beta=[0, 0.04])
+        >>> [(run.learning_rate, run.beta) for run in runs]
+        [(0.001, 0), (0.001, 0.04), (0.0001, 0), (0.0001, 0.04)]
+
+    Raises:
+        LabError: no such field, or a value that cannot train.
+    """
+    known = {field.name for field in fields(RunSettings)}
+    for name in choices:
+        if name not in known:
+            raise LabError(
+                f"A run has no setting {name!r}. Its settings are "
+                f"{', '.join(sorted(known))}."
+            )
+    return [
+        RunSettings(
+            **{**base.to_dict(), **dict(zip(choices, values, strict=True))}
+        )
+        for values in itertools.product(*choices.values())
+    ]
+
+
+def check(
+    settings: Sequence[RunSettings],
+    splits: Splits,
+    rewards: Sequence[Callable],
+    output_dir: Path | str,
+) -> None:
+    """Refuse a grid that can't run, before anything is loaded or written.
+
+    Args:
+        settings, splits, rewards, output_dir: as for `run`.
+
+    Raises:
+        LabError: two runs are the same, the directory belongs to another
+            grid, or the disk is full.
+    """
+    plan(settings, splits, rewards, Path(output_dir))
+
+
+def plan(
+    settings: Sequence[RunSettings],
+    splits: Splits,
+    rewards: Sequence[Callable],
+    output_dir: Path,
+) -> dict[Path, dict]:
+    """Each run's directory, and the record of all that determines the run.
+
+    Raises:
+        LabError: see `check`.
+    """
+    _refuse_unreadable(splits)
+    grid = shared_record(splits, rewards)
+    if not settings:
+        raise LabError(
+            "This grid has no runs. Name at least one model and one learning "
+            "rate, such as MODELS = ['pocket-qwen'], LEARNING_RATES = [1e-3]."
+        )
+    records = {}
+    for one in settings:
+        record = run_record(one, grid)
+        records[output_dir / "runs" / run_name(one, record)] = record
+    if len(records) < len(settings):
+        raise LabError(
+            "Two runs of this grid have the same settings, so one of them "
+            "would learn nothing new. Name each model and learning rate "
+            "once."
+        )
+    _refuse_strange(output_dir, grid, list(records))
+    refuse_full_disk(output_dir)
+    return records
+
+
+def shared_record(splits: Splits, rewards: Sequence[Callable]) -> dict:
+    """What all runs of a grid have in common: data, rewards, evaluation."""
+    return {
+        "data": splits.source,
+        "data_fingerprint": splits.fingerprint,
+        "train_rows": len(splits.train),
+        "eval_rows": len(splits.eval),
+        "rewards": [reward.__name__ for reward in rewards],
+        "reward_fingerprint": reward_fingerprint(rewards),
+        "reading": evaluation.READING,
+    }
+
+
+def run_record(settings: RunSettings, shared: dict) -> dict:
+    """Everything that determines one run."""
+    weights = models.fingerprint(settings.model)
+    return {"settings": settings.to_dict(), "weights": weights, "grid": shared}
+
+
+def run_name(settings: RunSettings, record: dict) -> str:
+    """The name of a run's directory."""
+    rate = f"{settings.learning_rate:g}"
+    return f"{settings.short_model}_lr{rate}_{short_hash(record)}"
+
+
+def _refuse_unreadable(splits: Splits) -> None:
+    """The rewards and the evaluation of a grid read golds as numbers."""
+    unread = [
+        gold
+        for gold in [*splits.train["answer"], *splits.eval["answer"]]
+        if gold_number(gold) is None
+    ]
+    if unread:
+        raise LabError(
+            f"{len(unread)} golds hold no number that an answer could be "
+            f"compared with, the first {unread[0][-60:]!r}. A grid grades "
+            "numbers, as GSM8K has them after '####'. Type DATA = 'gsm8k' "
+            "or DATA = 'pocket'."
+        )
+
+
+def short_hash(value: object) -> str:
+    """Eight hex digits of a plain value."""
+    text = json.dumps(value, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def refuse_file(directory: Path) -> None:
+    if directory.exists() and not directory.is_dir():
+        raise LabError(
+            f"{directory} is a file, but results need a directory. Choose "
+            "another OUTPUT_DIR."
+        )
+
+
+def _refuse_strange(
+    output_dir: Path, shared: dict, directories: Sequence[Path]
+) -> None:
+    refuse_file(output_dir)
+    found = read_json(output_dir / "grid.json")
+    if found is None:
+        inside = output_dir.iterdir() if output_dir.exists() else []
+        if any(not path.name.startswith("grid.") for path in inside):
+            raise LabError(
+                f"{output_dir} holds files that are not of a grid, and "
+                "nothing is written among them. Choose another OUTPUT_DIR, "
+                "an empty or a new one."
+            )
+        return
+    differs = sorted(key for key in shared if found.get(key) != shared[key])
+    if differs:
+        raise LabError(
+            f"{output_dir} belongs to another grid: it differs in "
+            f"{', '.join(differs)}. Its results are left alone. Choose "
+            "another OUTPUT_DIR, or set those values back to go on with it."
+        )
+    there = list((output_dir / "runs").glob("*"))
+    if there and not set(there) & set(directories):
+        names = ", ".join(path.name for path in there)
+        raise LabError(
+            f"{output_dir} belongs to another grid: none of its runs "
+            f"({names}) has the settings of this one. Its results are left "
+            "alone. Choose another OUTPUT_DIR, or set the parameters back "
+            "to go on with it."
+        )
+
+
+def refuse_full_disk(output_dir: Path) -> None:
+    existing = next(
+        path
+        for path in (output_dir, *output_dir.absolute().parents)
+        if path.exists()
+    )
+    free = shutil.disk_usage(existing).free / 2**30
+    if free < SPARE_GIB:
+        raise LabError(
+            f"There are {free:.2f} GiB left on the disk of {output_dir}, "
+            f"but checkpoints need at least {SPARE_GIB} GiB. Free some "
+            "space or choose another OUTPUT_DIR."
+        )

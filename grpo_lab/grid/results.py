@@ -1,0 +1,361 @@
+"""What a grid has found, as its directory tells it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from grpo_lab import evaluation, training
+from grpo_lab.errors import LabError
+from grpo_lab.evaluation import Evaluation
+from grpo_lab.files import read_json
+from grpo_lab.grid.halving import read_rungs, rung_path
+from grpo_lab.grid.plan import short_hash
+from grpo_lab.profiles import RunSettings, run_names
+
+LEADERBOARD = (
+    "run", "model", "learning_rate", "steps", "parent", "stopped",
+    "before", "before_low", "before_high",
+    "after", "after_low", "after_high",
+    "gain", "gain_low", "gain_high", "p_value",
+    "tagged_before", "tagged_after", "truncated_after", "tokens_after",
+    "seconds", "peak_memory_gib",
+)  # fmt: skip
+"""Columns of `Grid.leaderboard`."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a grid, as its directory tells it.
+
+    Attributes:
+        name: what a reader calls it, such as `pocket-qwen lr=0.001`.
+        settings: everything that determines it.
+        directory: where everything about it lies.
+        status: "done", "stopped", "failed" or "unfinished".
+        reason: why it was stopped or failed; else "".
+        clone: of a clone its origin, see `steering.clone`; else None.
+    """
+
+    name: str
+    settings: RunSettings
+    directory: Path
+    status: str
+    reason: str = ""
+    clone: dict | None = None
+
+    @cached_property
+    def metrics(self) -> pd.DataFrame:
+        """A row for each optimiser step; see `training.METRICS`."""
+        path = self.directory / "metrics.csv"
+        return pd.DataFrame(training.read_metrics(path))
+
+    @cached_property
+    def evaluation(self) -> Evaluation | None:
+        """Its answers to the held-out questions; None if never asked.
+
+        Of a run that was stopped the ones at its last rung.
+        """
+        steps = [rung.step for rung in read_rungs(self.directory)]
+        rungs = [rung_path(self.directory, step) for step in reversed(steps)]
+        paths = (self.directory / "evaluation.json", *rungs)
+        found = (Evaluation.load(path) for path in paths if path.exists())
+        return next(found, None)
+
+    @cached_property
+    def base(self) -> Evaluation | None:
+        """The answers of its base model, before any training."""
+        return Evaluation.load(base_path(self.directory))
+
+    @property
+    def steps(self) -> int:
+        """The optimiser step that it has reached."""
+        return 0 if self.metrics.empty else int(self.metrics["step"].max())
+
+    @property
+    def completions(self) -> int:
+        """Completions that it has written; a warm clone's own ones only."""
+        return len(self.metrics) * self.settings.completions_per_step
+
+    @property
+    def seconds(self) -> float:
+        """Time of its optimiser steps, evaluation not counted."""
+        return self.metrics["seconds"].sum()
+
+    @property
+    def peak_memory_gib(self) -> float:
+        """Peak of GPU memory, or on a CPU of the process's memory."""
+        return self.metrics["memory_gib"].max()
+
+    @property
+    def adapter(self) -> Path:
+        """Folder of the trained adapter."""
+        return self.directory / "adapter"
+
+
+@dataclass(frozen=True)
+class Grid:
+    """All runs of a grid, in the order in which they were planned."""
+
+    output_dir: Path
+    runs: tuple[Run, ...]
+
+    @property
+    def done(self) -> list[Run]:
+        """Finished runs, the best first; see `Evaluation.rank`."""
+        finished = [run for run in self.runs if run.status == "done"]
+        return sorted(
+            finished, key=lambda run: run.evaluation.rank, reverse=True
+        )
+
+    @property
+    def stopped(self) -> list[Run]:
+        """Runs that were ended early on purpose, the furthest first."""
+        found = [run for run in self.runs if run.status == "stopped"]
+        return sorted(
+            found,
+            key=lambda run: (
+                run.steps,
+                run.evaluation.rank if run.evaluation else (-1,),
+            ),
+            reverse=True,
+        )
+
+    @property
+    def failed(self) -> list[Run]:
+        """Runs that did not get to their end, mostly with an error."""
+        ends = ("done", "stopped")
+        return [run for run in self.runs if run.status not in ends]
+
+    @property
+    def best(self) -> Run:
+        """The finished run with the highest held-out accuracy.
+
+        Raises:
+            LabError: no run finished; says why.
+        """
+        if not self.done:
+            self.raise_failures()
+        return self.done[0]
+
+    def raise_failures(self) -> None:
+        """Fail loudly, so that a headless notebook exits non-zero.
+
+        Raises:
+            LabError: at least one run failed; says which and why.
+        """
+        if self.failed:
+            told = " ".join(f"{run.name}: {run.reason}" for run in self.failed)
+            raise LabError(
+                f"{len(self.failed)} of {len(self.runs)} runs failed. {told} "
+                "Put it right and run this again with the same OUTPUT_DIR: "
+                "finished runs are kept."
+            )
+
+    def leaderboard(self) -> pd.DataFrame:
+        """One row for each run that was not lost, the best first.
+
+        Runs that were stopped come after those that finished, with what they
+        had reached at their last rung, if any. `steps` are the optimiser
+        steps made, `parent` is the run that a clone comes from, `stopped`
+        says when and why. Shares are 0 to 1; `*_low` and `*_high` bound
+        95 % intervals; `gain` is the paired difference to the run's own base
+        model, `p_value` from the exact McNemar test; times in seconds,
+        memory in GiB.
+        """
+        entries = [self._entry(run) for run in (*self.done, *self.stopped)]
+        return pd.DataFrame(entries, columns=LEADERBOARD)
+
+    def _entry(self, run: Run) -> dict:
+        told = {
+            "run": run.name,
+            "model": run.settings.model,
+            "learning_rate": run.settings.learning_rate,
+            "steps": run.steps,
+            "parent": self._parent(run),
+            "stopped": run.reason,
+            "seconds": run.seconds,
+            "peak_memory_gib": run.peak_memory_gib,
+        }
+        return told | self._measured(run)
+
+    def _parent(self, run: Run) -> str:
+        if run.clone is None:
+            return ""
+        names = {one.directory.name: one.name for one in self.runs}
+        parent = run.clone["parent"]
+        return names.get(parent, parent)
+
+    def _measured(self, run: Run) -> dict:
+        base, after = run.base, run.evaluation
+        if base is None or after is None:  # stopped before it was asked
+            return {}
+        gain = evaluation.compare(base, after)
+        return {
+            "before": base.accuracy,
+            "before_low": base.interval[0],
+            "before_high": base.interval[1],
+            "after": after.accuracy,
+            "after_low": after.interval[0],
+            "after_high": after.interval[1],
+            "gain": gain.difference,
+            "gain_low": gain.interval[0],
+            "gain_high": gain.interval[1],
+            "p_value": gain.p_value,
+            "tagged_before": base.tagged_share,
+            "tagged_after": after.tagged_share,
+            "truncated_after": after.truncated_share,
+            "tokens_after": after.mean_tokens,
+        }
+
+    def verdict(self) -> str:
+        """One honest sentence on whether the best run is really the best."""
+        if not self.done:
+            return "No run finished, so there is nothing to compare."
+        if len(self.done) == 1:
+            return "Only one run finished, so there is nothing to compare."
+        best, second = self.done[:2]
+        pair = evaluation.compare(second.evaluation, best.evaluation)
+        names = f"{best.name} and {second.name}"
+        if pair.p_value >= 1 - evaluation.CONFIDENCE:
+            return (
+                f"The best two, {names}, can't be told apart on these "
+                f"questions: {pair}. Take either, or ask more questions."
+            )
+        return f"Of the best two, {names}, the first is better: {pair}."
+
+    def summary(self) -> dict:
+        """Everything that counts, in plain values, for `results.json`."""
+        return {
+            "runs": [
+                {
+                    "name": run.name,
+                    "status": run.status,
+                    "reason": run.reason,
+                    "directory": run.directory.name,
+                    "settings": run.settings.to_dict(),
+                    "last_step": _last_step(run.metrics),
+                    "completions": run.completions,
+                    "clone": run.clone,
+                }
+                for run in self.runs
+            ],
+            "leaderboard": self.leaderboard().to_dict("records"),
+            "verdict": self.verdict(),
+            "warnings": self.warnings(),
+        }
+
+    def warnings(self) -> list[str]:
+        """What a reader should know before trusting a number."""
+        told = []
+        for run in self.done:
+            name, metrics = run.name, run.metrics
+            cut = metrics["truncated_share"].mean()
+            if cut > 0.2:
+                told.append(
+                    f"{name}: {cut:.0%} of its completions were cut at "
+                    f"{run.settings.max_completion_length} tokens and "
+                    "earned little; raise MAX_COMPLETION_LENGTH."
+                )
+            idle = metrics["zero_spread_share"].mean()
+            if idle > 0.8:
+                told.append(
+                    f"{name}: in {idle:.0%} of its groups every completion "
+                    "earned the same, so they taught nothing; raise "
+                    "NUM_GENERATIONS or take easier or harder questions."
+                )
+            # None in every row if no reward says what it could not grade
+            failed = metrics["failed_share"].astype(float).mean()
+            if failed > 0.1:
+                told.append(
+                    f"{name}: {failed:.0%} of its completions could not be "
+                    "graded and earned nothing; the folder completions of "
+                    "the run says why, in the columns .../outcome."
+                )
+        return told
+
+
+def _last_step(metrics: pd.DataFrame) -> dict:
+    """The last row of metrics as plain JSON: no NaN, no infinity."""
+    if metrics.empty:
+        return {}
+    row = metrics.iloc[-1].astype(float)
+    return row[np.isfinite(row)].to_dict()
+
+
+def load(
+    output_dir: Path | str, directories: Sequence[Path] | None = None
+) -> Grid:
+    """Read a grid back from its directory, without running anything.
+
+    Args:
+        output_dir: the grid's directory.
+        directories: the runs to read, in order; all of them by default.
+    """
+    output_dir = Path(output_dir)
+    if directories is None:
+        found = sorted((output_dir / "runs").glob("*/settings.json"))
+        directories = [file.parent for file in found]
+    settings = [settings_of(folder) for folder in directories]
+    runs = tuple(
+        Run(
+            name + _clone_note(folder),
+            one,
+            folder,
+            **status_of(folder),
+            clone=clone_of(folder),
+        )
+        for name, one, folder in zip(
+            run_names(settings), settings, directories, strict=True
+        )
+    )
+    return Grid(output_dir, runs)
+
+
+def _clone_note(directory: Path) -> str:
+    """What sets a clone apart from a run with its settings."""
+    clone = clone_of(directory)
+    if clone is None:
+        return ""
+    rewards = f", {clone['rewards']}" if clone["rewards"] else ""
+    return f" (clone from step {clone['step']}{rewards})"
+
+
+def clone_of(directory: Path) -> dict | None:
+    """Of a clone where it comes from; see `steering.clone`."""
+    return read_json(directory / "settings.json").get("clone")
+
+
+def settings_of(directory: Path) -> RunSettings:
+    """What a run trains with."""
+    record = read_json(directory / "settings.json")
+    # A run from before there were levers had none.
+    return RunSettings(**{"levers": ()} | record["settings"])
+
+
+def base_path(directory: Path) -> Path:
+    """Where the evaluation of a run's base model is kept.
+
+    Runs with one base model, in one precision and with one limit on the
+    length of answers, share it; data and reading are the grid's.
+    """
+    record = read_json(directory / "settings.json")
+    settings = settings_of(directory)
+    code = short_hash(
+        [
+            record["weights"],
+            settings.load_in_4bit,
+            settings.max_completion_length,
+        ]
+    )
+    base = directory.parent.parent / "base"
+    return base / f"{settings.short_model}_{code}" / "evaluation.json"
+
+
+def status_of(directory: Path) -> dict:
+    """A run's `status`, and its `reason` if it has one."""
+    found = read_json(directory / "result.json")
+    return found or {"status": "unfinished"}

@@ -1,0 +1,325 @@
+"""Stop, resume and clone runs of a grid, while it trains or afterwards.
+
+What is asked for is written into the grid's directory, from any process that
+sees it; whichever engine runs the grid looks there after each step and before
+each run. If none runs, it is done when the grid is run the next time.
+"""
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+
+import pandas as pd
+
+from grpo_lab import training
+from grpo_lab.errors import LabError
+from grpo_lab.files import read_json, write_json
+from grpo_lab.grid.fingerprint import file_fingerprint
+from grpo_lab.grid.jobs import job_at
+from grpo_lab.grid.plan import run_name
+from grpo_lab.grid.results import Grid, Run, load
+from grpo_lab.grid.work import PARENT, REWARD_FILES
+from grpo_lab.profiles import RunSettings
+from rewards.contract import load_reward
+
+WARM = (
+    "learning_rate", "lr_scheduler", "warmup_share", "max_steps", "beta",
+    "temperature", "top_p", "top_k", "max_completion_length",
+    "max_grad_norm", "max_failed_share", "save_steps", "seed",
+)  # fmt: skip
+"""What a warm clone may change.
+
+Anything else is part of the adapter or of the optimiser's state, which it
+takes from its parent.
+"""
+
+
+def table(output_dir: Path | str) -> pd.DataFrame:
+    """The runs of a grid, as they stand now.
+
+    Returns:
+        A row for each: its number, its name, its state ("waiting",
+        "training", "done", "stopped" or "failed"), the steps made and those
+        of the whole run, the reward of the last step, the held-out accuracy
+        if it was measured, the parent of a clone, and why it was stopped or
+        has failed.
+    """
+    grid = _open(output_dir)
+    return pd.DataFrame(
+        [
+            {
+                "number": number,
+                "run": run.name,
+                "state": _state(run),
+                "steps": run.steps,
+                "of": job_at(run.directory).steps,
+                "reward": _last(run, "reward"),
+                "accuracy": run.evaluation and run.evaluation.accuracy,
+                "parent": run.clone["parent"] if run.clone else "",
+                "why": run.reason,
+            }
+            for number, run in enumerate(grid.runs, start=1)
+        ]
+    )
+
+
+def find(output_dir: Path | str, text: str) -> Run:
+    """The run that somebody means.
+
+    Args:
+        output_dir: the grid's directory.
+        text: its number in `table`, its name, or any part of the name or of
+            its directory's that no other run has.
+
+    Raises:
+        LabError: no run or several are meant.
+    """
+    runs = _open(output_dir).runs
+    if text.isdecimal() and 1 <= int(text) <= len(runs):
+        return runs[int(text) - 1]
+    exact = [run for run in runs if text in (run.name, run.directory.name)]
+    part = [
+        run for run in runs if text in run.name or text in run.directory.name
+    ]
+    found = exact or part
+    if len(found) != 1:
+        which = ", ".join(run.name for run in found) or "none"
+        raise LabError(
+            f"{text!r} should mean one run, but it means {which}. Give its "
+            "number or a part of its name that no other run has; type "
+            "`python -m grpo_lab.grid runs list` to see them."
+        )
+    return found[0]
+
+
+def stop(run: Run) -> None:
+    """Ask for the end of a run; it saves the step that it is making.
+
+    Raises:
+        LabError: it has ended already.
+    """
+    if run.status != "unfinished":
+        raise LabError(
+            f"{run.name} is {run.status} already, so there is nothing to stop."
+        )
+    (run.directory / "stop").touch()
+
+
+def resume(run: Run) -> None:
+    """Let a run go on that was stopped or has failed, or withdraw a stop.
+
+    Halving leaves it alone from then on.
+
+    Raises:
+        LabError: it is done.
+    """
+    if run.status == "done":
+        raise LabError(
+            f"{run.name} is done. To train it further clone it with more "
+            "steps: --warm --set max_steps=..."
+        )
+    (run.directory / "exempt").touch()
+    (run.directory / "stop").unlink(missing_ok=True)
+    (run.directory / "result.json").unlink(missing_ok=True)
+
+
+def clone(
+    run: Run,
+    changes: dict[str, object],
+    warm: bool = False,
+    rewards: Sequence[str] = (),
+) -> Path:
+    """Add a run to a grid that differs from one of its runs.
+
+    Args:
+        run: the parent; it goes on as before.
+        changes: new values by field name of `RunSettings`.
+        warm: start from the parent's last checkpoint: its adapter, the state
+            of its optimiser and its step, with rate, course and everything
+            else as changed. Else from the base model.
+        rewards: what it is paid by, in place of the grid's rewards: some of
+            these by name, or paths of reward files, see
+            `rewards.contract.load_reward`.
+
+    Returns:
+        The clone's directory.
+
+    Raises:
+        LabError: nothing or something impossible would change, the parent
+            has no checkpoint yet, or there is such a clone.
+        RewardError: a reward file can't be used.
+    """
+    settings = _changed(run.settings, changes)
+    if settings == run.settings and not rewards and not warm:
+        raise LabError(
+            "A clone that starts afresh and changes nothing would do what "
+            f"{run.name} does. Add --set learning_rate=..., or --warm."
+        )
+    if warm:
+        _refuse_cold(changes)
+    files = [Path(one) for one in rewards if one.endswith(".py")]
+    names = [_reward_name(one) for one in rewards]
+    _refuse_unknown_rewards(run, names, files)
+    checkpoint = _last_checkpoint(run) if warm else None
+    step = training.step_of(checkpoint) if warm else 0
+    record = read_json(run.directory / "settings.json")
+    _refuse_finished(settings, record, step, run)
+    record |= {
+        "settings": settings.to_dict(),
+        "clone": {
+            "parent": run.directory.name,
+            "step": step,
+            "rewards": names,
+            "reward_files": [file_fingerprint(file) for file in files],
+        },
+    }
+    folder = run.directory.parent / run_name(settings, record)
+    if folder.exists():
+        raise LabError(
+            f"There is a clone of {run.name} with these settings already: "
+            f"{folder.name}. Change something else, or look at that one."
+        )
+    _make(folder, record, checkpoint, files)
+    return folder
+
+
+def _open(output_dir: Path | str) -> Grid:
+    if not (Path(output_dir) / "grid.json").is_file():
+        raise LabError(
+            f"There is no grid in {output_dir}. Give the directory that "
+            "holds grid.json, such as --grid runs/03_grid_search-001/run/grid."
+        )
+    return load(output_dir)
+
+
+def _state(run: Run) -> str:
+    if run.status != "unfinished":
+        return run.status
+    return "training" if job_at(run.directory).is_held else "waiting"
+
+
+def _last(run: Run, column: str) -> float | None:
+    return None if run.metrics.empty else run.metrics[column].iloc[-1]
+
+
+def read_changes(texts: Sequence[str]) -> dict[str, object]:
+    """What `--set name=value` means, value by value.
+
+    Raises:
+        LabError: a text has another form.
+    """
+    found = {}
+    for text in texts:
+        name, sign, value = text.partition("=")
+        if not sign:
+            raise LabError(
+                f"--set {text} has no value. Type for example "
+                "--set learning_rate=5e-4."
+            )
+        try:
+            found[name.strip()] = json.loads(value)
+        except ValueError:  # a word
+            found[name.strip()] = value
+    return found
+
+
+def _changed(settings: RunSettings, changes: dict) -> RunSettings:
+    known = {field.name for field in fields(RunSettings)}
+    for name, value in changes.items():
+        if name not in known:
+            raise LabError(
+                f"A run has no setting {name!r}. Its settings are "
+                f"{', '.join(sorted(known))}."
+            )
+        _refuse_other_kind(name, value, getattr(settings, name))
+    return RunSettings(**settings.to_dict() | changes)
+
+
+def _refuse_other_kind(name: str, value: object, before: object) -> None:
+    kinds = {float: (int, float), tuple: (list, tuple)}
+    wanted = kinds.get(type(before), (type(before),))
+    is_flag = isinstance(value, bool) and not isinstance(before, bool)
+    if is_flag or not isinstance(value, wanted):
+        raise LabError(
+            f"{name} can't be {value!r}: it is {before!r} now. Type a value "
+            "of that kind; a list is written '[1, 2]'."
+        )
+
+
+def _refuse_cold(changes: dict) -> None:
+    cold = sorted(set(changes) - set(WARM))
+    if cold:
+        raise LabError(
+            f"A warm clone can't change {', '.join(cold)}, which is part of "
+            "what it takes from its parent. Leave --warm out, so that it "
+            f"starts afresh, or change only {', '.join(WARM)}."
+        )
+
+
+def _reward_name(text: str) -> str:
+    return load_reward(text).__name__ if text.endswith(".py") else text
+
+
+def _refuse_unknown_rewards(
+    run: Run, names: Sequence[str], files: Sequence[Path]
+) -> None:
+    known = read_json(run.directory / "settings.json")["grid"]["rewards"]
+    own = {_reward_name(str(file)) for file in files}
+    unknown = [name for name in names if name not in {*known, *own}]
+    if unknown or len(set(names)) < len(names):
+        which = unknown[0] if unknown else "one of them twice"
+        raise LabError(
+            f"The rewards of a clone can't be {which!r}. Those of this grid "
+            f"are {', '.join(known)}; name some of them once each, or give "
+            "the path of a reward file that ends in .py."
+        )
+
+
+def _last_checkpoint(run: Run) -> Path:
+    checkpoint = training.last_checkpoint(run.directory)
+    if checkpoint is None:
+        raise LabError(
+            f"{run.name} has no checkpoint yet, so no clone can start from "
+            "one. Wait for its first step, or leave --warm out."
+        )
+    return checkpoint
+
+
+def _refuse_finished(
+    settings: RunSettings, record: dict, step: int, run: Run
+) -> None:
+    steps = settings.steps(record["grid"]["train_rows"])
+    if step >= steps:
+        raise LabError(
+            f"The last checkpoint of {run.name} is of step {step}, and the "
+            f"clone would have {steps} steps, so nothing would be left to "
+            f"train. Add --set max_steps={2 * step}."
+        )
+
+
+def _make(
+    folder: Path,
+    record: dict,
+    checkpoint: Path | None,
+    files: Sequence[Path],
+) -> None:
+    """Write a clone's directory; its record comes last and makes it one."""
+    for file in files:
+        (folder / REWARD_FILES).mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, folder / REWARD_FILES / file.name)
+    if checkpoint is not None:
+        _copy(checkpoint, folder / PARENT / checkpoint.name)
+    write_json(folder / "settings.json", record)
+
+
+def _copy(checkpoint: Path, target: Path) -> None:
+    try:
+        shutil.copytree(checkpoint, target)
+    except (OSError, shutil.Error) as error:
+        shutil.rmtree(target.parent.parent, ignore_errors=True)
+        raise LabError(
+            f"{checkpoint} could not be copied, as a rule because its run "
+            "went on and deleted it. Clone again."
+        ) from error

@@ -1,0 +1,254 @@
+"""One run, or the part of it up to a rung, in this process.
+
+Both engines do this and nothing else with a run.
+"""
+
+import contextlib
+import functools
+import os
+import platform
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import filelock
+import torch
+from transformers import (
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    TrainerCallback,
+)
+
+from grpo_lab import environment, evaluation, models, training
+from grpo_lab.data import Splits
+from grpo_lab.errors import LabError
+from grpo_lab.files import read_json, write_json, write_whole
+from grpo_lab.grid.halving import rung_path
+from grpo_lab.grid.jobs import Job
+from grpo_lab.grid.plan import refuse_full_disk
+from grpo_lab.grid.results import base_path, clone_of
+from grpo_lab.profiles import RunSettings
+from rewards import RewardError
+from rewards.contract import load_reward
+
+Progress = Callable[[RunSettings, int, int, dict], None]
+"""Called after each step with the run, step, total steps, metrics row."""
+
+REWARD_FILES = "reward_files"
+"""Folder of a clone with the reward files that it brings."""
+
+PARENT = "parent"
+"""Folder of a warm clone with the checkpoint that it starts from."""
+
+
+def tell_last(job: Job, progress: Progress | None) -> None:
+    """Show the last step of a run that had ended before."""
+    rows = training.read_metrics(job.directory / "metrics.csv")
+    if progress and rows:
+        progress(job.settings, rows[-1]["step"], rows[-1]["step"], rows[-1])
+
+
+@dataclass
+class Work:
+    """What the runs of one call share.
+
+    Attributes:
+        splits, rewards, eval_batch_size, progress: as for `run`.
+        callbacks: further ones for every trainer.
+        loaded: the base model and tokenizer that the last run has left, and
+            what they are; None if there are none.
+    """
+
+    splits: Splits
+    rewards: Sequence[Callable]
+    eval_batch_size: int
+    progress: Progress | None = None
+    callbacks: tuple[TrainerCallback, ...] = ()
+    loaded: tuple | None = None
+
+    def __enter__(self) -> "Work":
+        return self
+
+    def __exit__(self, *error) -> None:
+        """Free the memory of the last base model."""
+        self.loaded = None
+        models.free_memory()
+
+    def take_base(
+        self, settings: RunSettings
+    ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+        """A run's base model, loaded if the last one left another."""
+        found, self.loaded = self.loaded, None
+        wanted = settings.model, settings.load_in_4bit
+        if found and found[0] == wanted and "one_base" in settings.levers:
+            return found[1:]
+        del found  # its memory, before the next one is loaded
+        models.free_memory()
+        return models.load_policy(*wanted)
+
+    def leave_base(
+        self,
+        settings: RunSettings,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+    ) -> None:
+        """Leave the base model of a run that is done for the next one."""
+        if "one_base" in settings.levers:
+            wanted = settings.model, settings.load_in_4bit
+            self.loaded = wanted, model, tokenizer
+
+
+class StoppedByHand(Exception):
+    """Somebody asked for the end of a run, and its last step is saved."""
+
+
+def run_to(job: Job, target: int, work: Work) -> None:
+    """Train a run to a rung, or to its end, and measure it there.
+
+    What becomes of it lies in its directory: the answers at the rung, or a
+    result with the reason if it failed or was stopped.
+
+    Args:
+        job: the run; it goes on from its last checkpoint.
+        target: the optimiser step; the run's last one is its end.
+        work: what it shares with other runs.
+    """
+    (job.directory / "error.txt").unlink(missing_ok=True)
+    try:
+        if job.stop_requested:
+            raise StoppedByHand
+        note_environment(job.directory, job.settings)
+        _train_and_evaluate(job, target, work)
+    except StoppedByHand:
+        checkpoint = training.last_checkpoint(job.directory)
+        step = training.step_of(checkpoint) if checkpoint else 0
+        job.end("stopped", f"stopped by hand after step {step} of {job.steps}")
+    except Exception as error:
+        with contextlib.suppress(LabError):  # a full disk takes no text
+            write_whole(job.directory / "error.txt", traceback.format_exc())
+        job.end("failed", reason(error))
+
+
+def _train_and_evaluate(job: Job, target: int, work: Work) -> None:
+    settings, directory = job.settings, job.directory
+    refuse_full_disk(directory)
+    model, tokenizer = work.take_base(settings)
+    levers = models.levers_in_force(settings)
+
+    def evaluate(policy: torch.nn.Module, path: Path) -> None:
+        evaluation.evaluate(
+            policy, tokenizer, work.splits.eval,
+            settings.max_completion_length, work.eval_batch_size,
+            levers=levers,
+        ).save(path)  # fmt: skip
+
+    _once(base_path(directory), functools.partial(evaluate, model))
+    with rewards_of(directory, work.rewards) as rewards:
+        trainer = training.build_trainer(
+            settings, work.splits.train, rewards, directory, model, tokenizer,
+            work.progress and functools.partial(work.progress, settings),
+            [
+                training.StopWhen(lambda step: job.stop_requested),
+                *work.callbacks,
+            ],
+        )  # fmt: skip
+        _start_from_parent(directory, trainer.args)
+        reached = training.train(trainer, until=target)
+    if reached < target or job.stop_requested:
+        raise StoppedByHand
+    if target < job.steps:
+        evaluate(trainer.model, rung_path(directory, target))
+    else:
+        trainer.model.save_pretrained(directory / "adapter")
+        evaluate(trainer.model, directory / "evaluation.json")
+        job.end("done")
+    work.leave_base(settings, training.release(trainer), tokenizer)
+
+
+def _once(path: Path, make: Callable[[Path], None]) -> None:
+    """Make a file that several processes want, in one of them."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with filelock.FileLock(path.with_suffix(".lock")):
+        if not path.exists():
+            make(path)
+
+
+@contextlib.contextmanager
+def rewards_of(
+    directory: Path, rewards: Sequence[Callable]
+) -> Iterator[list[Callable]]:
+    """The rewards of a run: those of its grid, or a clone's own.
+
+    Raises:
+        LabError: the grid has no reward of that name now.
+    """
+    known = {reward.__name__: reward for reward in rewards}
+    names = (clone_of(directory) or {}).get("rewards") or list(known)
+    with contextlib.ExitStack() as files:
+        for file in sorted((directory / REWARD_FILES).glob("*.py")):
+            own = files.enter_context(contextlib.closing(load_reward(file)))
+            known[own.__name__] = own
+        yield _chosen(known, names)
+
+
+def _chosen(known: dict[str, Callable], names: list[str]) -> list[Callable]:
+    missing = [name for name in names if name not in known]
+    if missing:
+        raise LabError(
+            f"This clone wants the reward {missing[0]!r}, but the grid has "
+            f"{', '.join(known)}. Clone again with --rewards and one of "
+            "those, or with a reward file."
+        )
+    return [known[name] for name in names]
+
+
+def _start_from_parent(directory: Path, arguments: object) -> None:
+    """Put a warm clone where its parent stood, unless it is further."""
+    parents = sorted((directory / PARENT).glob("checkpoint-*"))
+    if parents and training.last_checkpoint(directory) is None:
+        training.take_over(parents[-1], arguments)
+
+
+def note_environment(directory: Path, settings: RunSettings) -> None:
+    """Add this start of a run to the list in `environment.json`."""
+    levers = ()
+    with contextlib.suppress(LabError):  # no such model: loading it will tell
+        levers = models.levers_in_force(settings)
+    starts = read_json(directory / "environment.json") or []
+    starts.append(
+        {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "versions": environment.versions(),
+            "device": models.device_memory().name,
+            "threads": torch.get_num_threads(),
+            "host": platform.node(),
+            "process": os.getpid(),
+            "levers": list(levers),
+        }
+    )
+    write_json(directory / "environment.json", starts)
+
+
+def reason(error: Exception) -> str:
+    """One paragraph for a learner; the traceback is in `error.txt`."""
+    if isinstance(error, LabError | RewardError):
+        return str(error)
+    if isinstance(error, torch.OutOfMemoryError):
+        return (
+            "The GPU's memory was not enough. Lower MICRO_BATCH first, then "
+            "MAX_COMPLETION_LENGTH, then take a smaller model."
+        )
+    text = str(error)
+    # torch.save only says that the file ended where it should not.
+    if "No space left" in text or "unexpected pos" in text:
+        return (
+            "The disk is full. Free some space and run this again with the "
+            "same OUTPUT_DIR: it goes on from its last checkpoint."
+        )
+    first_line = text.splitlines()[0] if text else "no message"
+    return (
+        f"{type(error).__name__}: {first_line}. The full traceback is in "
+        "error.txt in the run's directory."
+    )
