@@ -3,11 +3,16 @@
     python -m grpo_lab.runner lite/03_grid_search.ipynb
     python -m grpo_lab.runner lite/03_grid_search.ipynb --output out \\
         -p PROFILE pocket -p LEARNING_RATES '[1e-3, 2e-3]' --time-limit 1800
+    python -m grpo_lab.runner sweep lite/03_grid_search.ipynb \\
+        -p PROFILE pocket --vary SEED 1 2 3
 
 Parameters are checked before a kernel starts. The kernel is `python3` of the
 interpreter that runs this, in the directory where the command was typed. A
 time limit ends the kernel and everything that it started. Whatever happens,
 the notebook as far as it got is on disk.
+
+`sweep` as the first word runs a lesson once for each combination of values;
+see `grpo_lab.sweep`. A notebook of that name is `./sweep`.
 
 Exit codes: 0 all is well, 1 the lesson failed, 2 the input is wrong, 124 a
 time limit was reached.
@@ -91,8 +96,7 @@ def run(
         LabError: wrong input; nothing was started.
         LessonFailed, TimeIsUp: the executed part is on disk.
     """
-    notebook = _read(lesson)
-    declared = _declared(notebook)
+    declared = declared_in(read(lesson))
     values = resolve(declared, given)
     folder = _folder(lesson, output, resume)
     if "OUTPUT_DIR" in declared:
@@ -105,7 +109,12 @@ def run(
     return executed
 
 
-def _read(lesson: Path) -> NotebookNode:
+def read(lesson: Path) -> NotebookNode:
+    """The notebook of a lesson.
+
+    Raises:
+        LabError: there is none, or the file is no notebook.
+    """
     if not lesson.is_file():
         raise LabError(
             f"There is no notebook {lesson} below {Path.cwd()}. The lessons "
@@ -122,7 +131,8 @@ def _read(lesson: Path) -> NotebookNode:
     return notebook
 
 
-def _declared(notebook: NotebookNode) -> dict[str, str]:
+def declared_in(notebook: NotebookNode) -> dict[str, str]:
+    """The parameters of a lesson, as name -> type."""
     for cell in notebook.cells:
         if "parameters" in cell.metadata.get("tags", ()):
             return declared_names(cell.source)
@@ -131,7 +141,7 @@ def _declared(notebook: NotebookNode) -> dict[str, str]:
 
 def _folder(lesson: Path, output: Path | None, resume: bool) -> Path:
     """The directory to run in: new or empty, or this lesson's own."""
-    folder = output or _numbered(lesson, resume)
+    folder = output or numbered(lesson.stem, resume)
     if not folder.exists():
         return folder
     if not folder.is_dir():
@@ -152,12 +162,13 @@ def _folder(lesson: Path, output: Path | None, resume: bool) -> Path:
     return folder
 
 
-def _numbered(lesson: Path, resume: bool) -> Path:
-    taken = [path.name for path in RUNS.glob(f"{lesson.stem}-*")]
-    tails = [name.removeprefix(f"{lesson.stem}-") for name in taken]
+def numbered(stem: str, resume: bool) -> Path:
+    """The next directory of that name below runs/, or the latest."""
+    taken = [path.name for path in RUNS.glob(f"{stem}-*")]
+    tails = [name.removeprefix(f"{stem}-") for name in taken]
     last = max((int(tail) for tail in tails if tail.isdecimal()), default=0)
     number = max(last, 1) if resume else last + 1
-    return RUNS / f"{lesson.stem}-{number:03d}"
+    return RUNS / f"{stem}-{number:03d}"
 
 
 def _execute(
@@ -315,7 +326,8 @@ def _stop(signal_number: int, frame: object) -> None:
     sys.exit(128 + signal_number)
 
 
-def _seconds(text: str) -> float:
+def positive_seconds(text: str) -> float:
+    """What argparse makes of a time limit."""
     seconds = float(text)
     if not seconds > 0:
         raise argparse.ArgumentTypeError("a time limit is more than 0 s")
@@ -326,6 +338,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m grpo_lab.runner",
         description="Run a lesson headless, with its parameters checked.",
+        epilog="`%(prog)s sweep LESSON --vary NAME VALUE ...` runs it once "
+        "for each combination of values: see `%(prog)s sweep --help`.",
     )
     parser.add_argument("lesson", type=Path, help="the notebook to run")
     parser.add_argument(
@@ -349,14 +363,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--time-limit",
-        type=_seconds,
+        type=positive_seconds,
         default=DAY,
         metavar="S",
         help="seconds for the whole lesson (default: a day)",
     )
     parser.add_argument(
         "--cell-time-limit",
-        type=_seconds,
+        type=positive_seconds,
         metavar="S",
         help="seconds for each cell (default: none)",
     )
@@ -365,6 +379,11 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     """The command line; see the exit codes at the top."""
+    argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] == ["sweep"]:
+        from grpo_lab import sweep  # which imports this module
+
+        return sweep.main(argv[1:])
     arguments = _parser().parse_args(argv)
     try:
         with _termination_as_exit():

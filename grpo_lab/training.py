@@ -740,6 +740,10 @@ class StopWhen(TrainerCallback):
             control.should_training_stop = control.should_save = True
 
 
+class _StopAt(StopWhen):
+    """One more, of a type of its own, as transformers wants it."""
+
+
 def train(trainer: GRPOTrainer, until: int | None = None) -> int:
     """Train to the end, going on from the last whole checkpoint if any.
 
@@ -768,7 +772,8 @@ def train(trainer: GRPOTrainer, until: int | None = None) -> int:
             weights = load_file(checkpoint / "adapter_model.safetensors")
             set_peft_model_state_dict(trainer.model, weights)
             return step_of(checkpoint)
-    trainer.add_callback(StopWhen(lambda step: step >= until))
+    if until < trainer.args.max_steps:
+        trainer.add_callback(_StopAt(lambda step: step >= until))
     trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
     return trainer.state.global_step
 

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from grpo_lab.grid import results
 from grpo_lab.evaluation import Answer, Evaluation
 from grpo_lab.files import write_json
+from grpo_lab.grid import results
 from grpo_lab.profiles import RunSettings
 
 

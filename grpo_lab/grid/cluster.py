@@ -1,8 +1,22 @@
-"""What a Ray cluster is asked for."""
+"""A Ray cluster: what is asked of it, and whether it can give it."""
 
+import contextlib
+import importlib.metadata
+import os
+import signal
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
+from grpo_lab.environment import versions
 from grpo_lab.errors import LabError
+
+LOOPBACK = "127.0.0.1"
+
+QUIET = {"log_to_driver": False, "logging_level": "ERROR"}
+
+SHIPPED = ("HF_HOME", "HF_HUB_OFFLINE", "HF_HUB_DISABLE_TELEMETRY")
+"""Environment variables that workers elsewhere get from here; no secrets."""
 
 
 @dataclass(frozen=True)
@@ -35,4 +49,197 @@ class Cluster:
                 f"A run can't have {self.cpus:g} CPU cores, {self.gpus:g} "
                 f"GPUs and {self.retries} retries. Type for example cpus=1, "
                 "gpus=0.5, retries=3."
+            )
+
+
+@contextlib.contextmanager
+def connected(cluster: Cluster, output_dir: Path) -> Iterator[None]:
+    """Be connected to a cluster that can run a grid in a directory.
+
+    Raises:
+        LabError: there is none, no machine is large enough, or a machine has
+            other versions or does not see the directory.
+    """
+    import ray
+
+    handler = signal.getsignal(signal.SIGTERM)
+    with contextlib.ExitStack() as own:
+        if not ray.is_initialized():
+            _connect(cluster.address, own)
+            own.callback(signal.signal, signal.SIGTERM, handler)
+            own.callback(ray.shutdown)
+        _refuse_small(cluster)
+        _refuse_strangers(None if cluster.storage else output_dir)
+        yield
+
+
+def _connect(address: str, own: contextlib.ExitStack) -> None:
+    """Join a cluster, or start one on this machine."""
+    import ray
+
+    if not address:
+        own.enter_context(_loopback_only())
+        ray.init(
+            "local",
+            num_cpus=len(os.sched_getaffinity(0)),
+            include_dashboard=False,
+            **QUIET,
+        )
+        return
+    passed = {k: os.environ[k] for k in SHIPPED if k in os.environ}
+    try:
+        ray.init(address, runtime_env={"env_vars": passed}, **QUIET)
+    except (ConnectionError, ValueError) as error:
+        raise LabError(
+            f"There is no Ray cluster at {address!r}: "
+            f"{str(error).splitlines()[0]} Start one with `ray start --head`, "
+            "or leave ADDRESS empty to use this machine alone."
+        ) from error
+
+
+@contextlib.contextmanager
+def _loopback_only() -> Iterator[None]:
+    """Let the processes of a cluster that starts now listen here alone.
+
+    Ray replaces 127.0.0.1 by the address that other machines reach, and
+    listens on all of them, but where it takes it that there is no cluster.
+    """
+    from ray._private import ray_constants
+
+    name, before = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", dict(os.environ)
+    clustered = ray_constants.ENABLE_RAY_CLUSTER
+    os.environ[name], ray_constants.ENABLE_RAY_CLUSTER = "0", False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = clustered
+        os.environ.pop(name)
+        if name in before:
+            os.environ[name] = before[name]
+
+
+class PretendedCluster:
+    """Several machines of a cluster, pretended on this one.
+
+    They are separate Ray nodes that listen on the loopback address, so that
+    what holds for machines can be tried and broken without any.
+
+    Args:
+        machines: how many; the first is the head.
+        cpus: CPU cores that each of them offers.
+    """
+
+    def __init__(self, machines: int = 2, cpus: int = 1) -> None:
+        from ray.cluster_utils import Cluster as Nodes
+
+        self._own = contextlib.ExitStack()
+        self._own.enter_context(_loopback_only())
+        node = {"num_cpus": cpus, "node_ip_address": LOOPBACK}
+        self._nodes = Nodes(
+            initialize_head=True,
+            head_node_args={**node, "include_dashboard": False},
+        )
+        self._own.callback(self._nodes.shutdown)
+        self.machines = [self._nodes.head_node]
+        for _ in range(machines - 1):
+            self.machines.append(self._nodes.add_node(**node))
+
+    @property
+    def address(self) -> str:
+        """What `grid.run` takes as `address`."""
+        return self._nodes.address
+
+    def lose(self, machine: int) -> None:
+        """Kill every process of a machine, as a power cut would."""
+        node = self.machines[machine]
+        self._nodes.remove_node(node, allow_graceful=False)
+
+    def close(self) -> None:
+        """End all machines."""
+        self._own.close()
+
+    def __enter__(self) -> "PretendedCluster":
+        return self
+
+    def __exit__(self, *error) -> None:
+        self.close()
+
+
+def _refuse_small(cluster: Cluster) -> None:
+    import ray
+
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    fits = any(
+        node.get("CPU", 0) >= cluster.cpus
+        and node.get("GPU", 0) >= cluster.gpus
+        for node in nodes
+    )
+    if not fits:
+        there = "; ".join(
+            f"{node.get('CPU', 0):g} CPU cores and {node.get('GPU', 0):g} GPUs"
+            for node in nodes
+        )
+        raise LabError(
+            f"Each run asks for {cluster.cpus:g} CPU cores and "
+            f"{cluster.gpus:g} GPUs of one machine, but the machines of this "
+            f"cluster have {there}, so no run would ever start. Ask for less."
+        )
+
+
+def _refuse_strangers(output_dir: Path | None) -> None:
+    """Ask each machine what it has installed, and what it sees."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    def look(path: str | None, names: list[str]) -> dict:
+        import importlib.metadata
+        import os
+        import platform
+
+        found = {}
+        for name in names:
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                found[name] = importlib.metadata.version(name)
+        sees = path is None or os.path.exists(path)
+        return {"host": platform.node(), "sees": sees, "versions": found}
+
+    wanted = {**versions()}
+    wanted.pop("python")
+    names = [*wanted, "grpo-lab"]
+    mark = output_dir and str(output_dir / "grid.json")
+    asked = [
+        ray.remote(num_cpus=0)(look)
+        .options(
+            scheduling_strategy=NodeAffinitySchedulingStrategy(
+                node["NodeID"], soft=False
+            )
+        )
+        .remote(mark, names)
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
+    wanted["grpo-lab"] = importlib.metadata.version("grpo-lab")
+    for told in ray.get(asked):
+        _refuse_stranger(told, wanted, output_dir)
+
+
+def _refuse_stranger(
+    told: dict, wanted: dict, output_dir: Path | None
+) -> None:
+    host = told["host"]
+    if not told["sees"]:
+        raise LabError(
+            f"The machine {host} does not see {output_dir}, so nothing that "
+            "it trains would arrive here. Choose an OUTPUT_DIR on a disk that "
+            "all machines share, or name an object store: "
+            "storage='s3://bucket/folder'."
+        )
+    for name, version in wanted.items():
+        found = told["versions"].get(name, "missing")
+        if found != version:
+            raise LabError(
+                f"On the machine {host} the package {name} is {found}, here "
+                f"it is {version}, so its runs would be other ones. Install "
+                "the same there: pip install -r requirements.txt, then pip "
+                "install --no-deps -e . in the folder of this project."
             )

@@ -20,7 +20,7 @@ def reward_fingerprint(rewards: Sequence[Callable]) -> str:
     """
     digest = hashlib.sha256()
     for reward in [*rewards, evaluation.is_correct]:
-        function, layers = _unwrapped(reward)
+        function, layers = unwrapped(reward)
         digest.update(f"{function.__module__}.{function.__name__}".encode())
         digest.update(repr(layers).encode())
         # a reward file is no module that is imported: its text and deadline
@@ -31,7 +31,7 @@ def reward_fingerprint(rewards: Sequence[Callable]) -> str:
     return digest.hexdigest()
 
 
-def _unwrapped(reward: Callable) -> tuple[Callable, list]:
+def unwrapped(reward: Callable) -> tuple[Callable, list]:
     """A reward's function, and what was bound to it, the outermost first.
 
     That is what `rewards.with_options` and `rewards.reward_set` set.
