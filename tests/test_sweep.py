@@ -57,6 +57,17 @@ Path(f"part-{SEED}").write_text(pids)
 os.replace(f"part-{SEED}", f"pids-{SEED}")
 time.sleep(600)
 """
+# The first time the second run does not end; the next time it does, and
+# nothing may be left of the first.
+KILLED = f"""\
+import psutil
+
+if SEED == 2 and not Path("go").exists():
+{textwrap.indent(ENDLESS, "    ")}
+for pid in json.loads(Path("pids-2").read_text()) if SEED == 2 else ():
+    if psutil.pid_exists(pid):
+        assert psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+"""
 
 
 def lesson(folder, *cells, name="01_tiny.ipynb"):
@@ -273,15 +284,14 @@ def test_resume_runs_the_failed_one_and_no_other(swept):
 
 @pytest.mark.lesson
 def test_kill_9_in_the_middle_and_resume(tmp_path, start):
-    first_time = "if SEED == 2 and not Path('go').exists():\n"
-    path = lesson(tmp_path, first_time + textwrap.indent(ENDLESS, "    "))
+    path = lesson(tmp_path, KILLED)
     line = (path, "--vary", "SEED", 1, 2, 3, "--output", "out")
     process = start(*line, "--time-limit", 300)
     left = pids(tmp_path, 2)
     assert "--time-limit=300.0" in psutil.Process(left[2]).cmdline()
     assert states(tmp_path / "out") == ["done", "running", "waiting"]
 
-    second = sweep_here(tmp_path, *line, "--resume")
+    second = sweep_here(tmp_path, *line, "--resume", "--time-limit", 20)
     assert second.code == 2
     assert "Another sweep is at work in out" in second.err
     assert states(tmp_path / "out") == ["done", "running", "waiting"]
@@ -506,7 +516,7 @@ def names(tmp_path, *varied):
 def test_names_are_safe_bounded_and_all_different(tmp_path):
     texts = [
         *("/data/a b", "/data/ab", "-data-ab", "../x", "é", "ü", ""),
-        *("X", "x", "x.log", "long" * 100, "long" * 101, "a\nb", "$(rm)"),
+        *("X", "x", "y", "y.log", "long" * 100, "long" * 101, "a\nb", "$(rm)"),
     ]
     found = names(tmp_path, ("SEED", "1", "-2"), ("NAME", *texts))
     logs = [f"{name}.log" for name in found]
