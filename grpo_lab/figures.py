@@ -19,7 +19,9 @@ from matplotlib.ticker import MaxNLocator
 from pandas.io.formats.style import Styler
 
 from grpo_lab.evaluation import Answer, Evaluation, compare, wilson_interval
+from grpo_lab.files import read_json
 from grpo_lab.grid import Grid, Run
+from grpo_lab.grid.halving import STOPPED, Rung, read_rungs
 from grpo_lab.profiles import RunSettings, run_names
 from rewards import gold_answer
 
@@ -214,7 +216,11 @@ class LiveTable:
 
     Give its `update` to `grid.run` as `progress`. Redraws at most once a
     second, in one output of the notebook; rewards are means over the last
-    `SMOOTHING` steps.
+    `SMOOTHING` steps. A clone that is made meanwhile gets a row of its own.
+
+    Attributes:
+        seen: for each run's name, the seconds since the table was made and
+            the step, of each step when it was told; see `timeline`.
     """
 
     def __init__(
@@ -225,6 +231,8 @@ class LiveTable:
         self.names = dict(zip(settings, names, strict=True))
         self.rows = {name: [] for name in names}
         self.totals = dict.fromkeys(self.rows, 0)
+        self.seen = {name: [] for name in names}
+        self.made = time.monotonic()
         self.drawn = 0.0
         self.handle = display(HTML(self._html()), display_id=True)
 
@@ -232,12 +240,20 @@ class LiveTable:
         self, settings: RunSettings, step: int, total: int, row: dict
     ) -> None:
         """Take in one optimiser step of one run."""
-        name = self.names[settings]
+        name = self._name(settings)
         self.rows[name].append(row)
         self.totals[name] = total
+        self.seen[name].append((time.monotonic() - self.made, step))
         if step == total or time.monotonic() - self.drawn > 1:
             self.drawn = time.monotonic()
             self.handle.update(HTML(self._html()))
+
+    def _name(self, settings: RunSettings) -> str:
+        if settings not in self.names:
+            name = run_names([*self.names, settings])[-1]
+            self.names[settings] = name = f"{name} (clone)"
+            self.rows[name], self.seen[name] = [], []
+        return self.names[settings]
 
     def _html(self) -> str:
         names = [short_name(part) for part in self.parts]
@@ -259,7 +275,7 @@ class LiveTable:
             html.escape(name),
             f"{bar} {step}/{total}",
             f"<b>{recent['reward']:.2f}</b>",
-            *(f"{recent[part]:.2f}" for part in self.parts),
+            *(_number(recent.get(part)) for part in self.parts),
             f"{recent['zero_spread_share']:.0%}",
             f"{recent['truncated_share']:.0%}",
             f"{left:.0f} s" if left else "done",
@@ -267,6 +283,10 @@ class LiveTable:
         run, *numbers = (f"<td>{cell}</td>" for cell in cells)
         run = run.replace("<td>", '<td style="text-align: left">')
         return f"<tr>{run}{''.join(numbers)}</tr>"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None or pd.isna(value) else f"{value:.2f}"
 
 
 def reward_curves(grid: Grid, rewards: Sequence[Callable]) -> Figure:
@@ -348,26 +368,52 @@ def leaderboard_table(leaderboard: pd.DataFrame) -> Styler:
 
 
 def leaderboard_text(leaderboard: pd.DataFrame) -> pd.DataFrame:
-    """`Grid.leaderboard` with intervals and units written out."""
+    """`Grid.leaderboard` with intervals and units written out.
+
+    If runs were stopped, or are clones, it also says when, and whose.
+    """
     rows = leaderboard.to_dict("records")
+    more = [name for name in ("stopped", "parent") if leaderboard[name].any()]
     return pd.DataFrame(
         [
             {
                 "run": row["run"],
-                "before": _percent(row, "before"),
-                "after": _percent(row, "after"),
-                "gain in points": _points(row),
-                "p": f"{row['p_value']:.1g}",
-                "well tagged": (
-                    f"{row['tagged_before']:.0%} to {row['tagged_after']:.0%}"
-                ),
-                "cut": f"{row['truncated_after']:.0%}",
+                **{_BESIDE[name][0]: _BESIDE[name][1](row) for name in more},
+                **_measured(row),
                 "time": f"{row['seconds']:.0f} s",
                 "peak memory": f"{row['peak_memory_gib']:.1f} GiB",
             }
             for row in rows
         ]
     )
+
+
+def _ended(row: dict) -> str:
+    """`stopped by halving after step 6 of 24: ...` without its reasons."""
+    short = row["stopped"].partition(":")[0].removeprefix("stopped ")
+    return short or f"done, {row['steps']} steps"
+
+
+_BESIDE = {
+    "stopped": ("ended", _ended),
+    "parent": ("clone of", lambda row: row["parent"] or "-"),
+}
+"""Columns of the leaderboard that few grids need: their heads and cells."""
+
+
+def _measured(row: dict) -> dict:
+    heads = ("before", "after", "gain in points", "p", "well tagged", "cut")
+    if pd.isna(row["after"]):  # stopped before it was asked
+        return dict.fromkeys(heads, "-")
+    cells = (
+        _percent(row, "before"),
+        _percent(row, "after"),
+        _points(row),
+        f"{row['p_value']:.1g}",
+        f"{row['tagged_before']:.0%} to {row['tagged_after']:.0%}",
+        f"{row['truncated_after']:.0%}",
+    )
+    return dict(zip(heads, cells, strict=True))
 
 
 def _percent(row: dict, name: str) -> str:
@@ -717,3 +763,94 @@ def population_curves(metrics: pd.DataFrame) -> Figure:
     figure.legend(handles, labels, loc="outside lower center", ncols=6)
     plt.close(figure)
     return figure
+
+
+# --- Many workers -----------------------------------------------------------
+
+
+def starts_table(grid: Grid) -> Styler:
+    """Where each run ran: a row for every time that it was started."""
+    rows = []
+    for run in grid.runs:
+        starts = read_json(run.directory / "environment.json") or []
+        for number, start in enumerate(starts, start=1):
+            row = {"run": run.name, "start": f"{number} of {len(starts)}"}
+            row["at"] = start["time"][11:19]
+            row["host"] = start["host"]
+            row["process"] = str(start["process"])
+            row["threads"] = start["threads"]
+            rows.append(row)
+    return table(pd.DataFrame(rows))
+
+
+def timeline(live: LiveTable, rungs: Sequence[int] = ()) -> Figure:
+    """Which run was at which step when, as a live table was told.
+
+    A line that rests is a run whose worker was lost, until another worker has
+    taken it up; one that ends early was stopped.
+
+    Args:
+        live: the table that the grid filled in.
+        rungs: steps at which runs were compared, drawn as dotted lines.
+    """
+    figure, axis = plt.subplots(
+        figsize=(10, 3.2), dpi=DPI, layout="constrained"
+    )
+    looks = zip(live.seen.items(), cycle(MEMBER_COLOURS), strict=False)
+    for at, ((name, told), colour) in enumerate(looks):
+        if told:
+            seconds, steps = zip(*told, strict=True)
+            axis.plot(
+                seconds,
+                steps,
+                color=colour,
+                marker="os^D"[at % 4],
+                markersize=4,
+                linewidth=1,
+                label=name,
+            )
+    for rung in rungs:
+        axis.axhline(rung, color="#888888", linestyle=":")
+    axis.set_xlim(left=0)
+    axis.set_ylim(bottom=0)
+    axis.set_xlabel("seconds since the grid was started", fontsize=9)
+    axis.set_ylabel("step", fontsize=9)
+    axis.yaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.grid(alpha=0.3)
+    figure.legend(loc="outside lower center", ncols=2, fontsize=9)
+    plt.close(figure)
+    return figure
+
+
+def halving_table(grid: Grid) -> Styler:
+    """What each run had reached at each rung, and what became of it."""
+    found = {run.name: read_rungs(run.directory) for run in grid.runs}
+    steps = sorted({rung.step for rungs in found.values() for rung in rungs})
+    rows = []
+    for run in grid.runs:
+        told = {rung.step: _rung(rung) for rung in found[run.name]}
+        row = {"run": run.name}
+        row |= {f"at step {step}": told.get(step, "-") for step in steps}
+        rows.append(row | {"made": f"{run.steps} steps"})
+    return table(pd.DataFrame(rows))
+
+
+def _rung(rung: Rung) -> str:
+    if rung.cutoff is None:
+        return f"{rung.accuracy:.1%}, the first here: goes on"
+    verb = "stopped" if rung.decision == STOPPED else "goes on"
+    least = f"{rung.cutoff:.1%} needed"
+    return f"{rung.accuracy:.1%}, {least} ({rung.compared} here): {verb}"
+
+
+def plan_table(plans: pd.DataFrame) -> Styler:
+    """Simulated plans; see `grid.simulation.table`."""
+    hours = "{:,.1f}" if plans["worker hours"].max() >= 24 else "{:.2f}"
+    formats = {
+        "hours": hours,
+        "worker hours": hours,
+        "cost": "{:,.0f}",
+        "share of all steps": "{:.0%}",
+        "busy": "{:.0%}",
+    }
+    return table(plans, {k: v for k, v in formats.items() if k in plans})

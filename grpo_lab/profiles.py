@@ -618,6 +618,19 @@ Arena") lite differs by a rate that can show something in 20 steps (1e-5, not
 5e-6), a context of 1024 tokens, no dropout, and the budget.
 """
 
+SCALE_OUT = {
+    row.name: row
+    for row in (
+        replace(FULL, run={**FULL.run, "max_steps": 120}),
+        replace(LITE, run={**LITE.run, "max_steps": 40}),
+        replace(POCKET, eval_rows=200, run={**POCKET.run, "max_steps": 24}),
+    )
+}
+"""The grid on several workers: that of the search, with fewer steps.
+
+It is trained twice, once to its end and once with halving.
+"""
+
 
 def choose(
     name: str, gpu_memory: float, rows: dict[str, Profile] = PROFILES

@@ -29,6 +29,7 @@ LESSONS = [
     "02_first_grpo_run",
     "03_grid_search",
     "04_evolve_and_deploy",
+    "05_scale_out",
 ]
 
 SECRET = re.compile(

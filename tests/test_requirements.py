@@ -88,7 +88,9 @@ def distributions(module):
 
 def test_every_line_is_an_exact_pin_and_says_who_needs_it():
     for line in LINES:
-        assert re.fullmatch(r"[\w.-]+==[\w.]+ +# \S.{5,}", line), line
+        assert re.fullmatch(r"[\w.-]+(\[tune\])?==[\w.]+ +# \S.{5,}", line), (
+            line
+        )
 
 
 def test_both_files_name_the_same_packages():
@@ -132,7 +134,8 @@ def test_every_import_is_in_requirements():
 
 def test_what_the_packages_import_is_installed_with_them():
     found = imported("grpo_lab", "rewards", "sources")
-    learner = set(DEPENDENCIES) | set(by_name(EXTRAS["smollm2"]))
+    extras = by_name(EXTRAS["smollm2"] + EXTRAS["scale"])
+    learner = set(DEPENDENCIES) | set(extras)
     missing = {
         name: str(file.relative_to(ROOT))
         for name, file in found.items()

@@ -433,12 +433,41 @@ experiments = _group(
 app.add_typer(experiments, name="experiments")
 
 
+Engine = Annotated[
+    str | None,
+    typer.Option(
+        help="process for one member after the other, ray for members in "
+        "parallel on the workers of a Ray cluster.",
+    ),
+]
+Address = Annotated[
+    str | None,
+    typer.Option(
+        help="Of the Ray cluster, such as auto; by default this machine.",
+    ),
+]
+Cpus = Annotated[
+    float | None, typer.Option(help="CPU cores of each worker; by default 1.")
+]
+Gpus = Annotated[
+    float | None, typer.Option(help="GPUs of each worker; by default 0.")
+]
+
+
+def _workers(**options: object) -> dict:
+    """What was typed of the options that say where members train."""
+    return {k: v for k, v in options.items() if v is not None}
+
+
 @experiments.command(
     "submit",
     epilog=_example(
         "experiments submit gsm8k_grpo.yaml \\\n"
         "    --reward-file reward.py --project 'GSM8K Tutorial' \\\n"
-        "    --experiment-name gsm8k-grpo-v1"
+        "    --experiment-name gsm8k-grpo-v1",
+        "experiments submit gsm8k_grpo.yaml \\\n"
+        "    --reward-file reward.py \\\n"
+        "    --engine ray --address auto --cpus 4 --gpus 1",
     ),
 )
 def _submit_experiment(
@@ -485,6 +514,10 @@ def _submit_experiment(
             "--force", help="Although the reward file was found wanting."
         ),
     ] = False,
+    engine: Engine = None,
+    address: Address = None,
+    cpus: Cpus = None,
+    gpus: Gpus = None,
     watch: Annotated[
         bool, typer.Option("--watch", help="Follow it until it ends.")
     ] = False,
@@ -507,6 +540,8 @@ def _submit_experiment(
             completion=completion,
             control=control,
             force=force,
+            engine=engine,
+            **_workers(address=address, cpus=cpus, gpus=gpus),
         )
     value = {
         "name": found.name,
@@ -649,6 +684,7 @@ def _stop_experiment(context: typer.Context, name: Name) -> None:
     epilog=_example(
         "experiments resume gsm8k-v1",
         "experiments resume gsm8k-v1 --max-steps 6144",
+        "experiments resume gsm8k-v1 --engine process",
     ),
 )
 def _resume_experiment(
@@ -661,10 +697,19 @@ def _resume_experiment(
             "than before.",
         ),
     ] = None,
+    engine: Engine = None,
+    address: Address = None,
+    cpus: Cpus = None,
+    gpus: Gpus = None,
 ) -> None:
     """Go on where an experiment has ended."""
     terminal = context.obj
-    found = terminal.arena().resume_experiment(name, max_steps)
+    found = terminal.arena().resume_experiment(
+        name,
+        max_steps,
+        engine,
+        **_workers(address=address, cpus=cpus, gpus=gpus),
+    )
     step = terminal.next("experiments", "watch", name)
     terminal.show(found, f"{_progress(found)}\n{step}")
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import psutil
 
+from grpo_lab.arena import engine as engines
 from grpo_lab.arena import experiment as experiments
 from grpo_lab.arena import job
 from grpo_lab.arena.deployments import Deployments
@@ -264,6 +265,8 @@ class LocalArena:
         control: bool = False,
         force: bool = False,
         resume: bool = False,
+        engine: str | None = None,
+        **cluster: object,
     ) -> Submitted:
         """Check a manifest and a reward file, and start their training.
 
@@ -281,6 +284,12 @@ class LocalArena:
             force: submit although the reward file was found wanting.
             resume: where the very same experiment is there already, go on
                 with it instead of refusing its name.
+            engine: "process" for one member after the other in one process,
+                which is the default; "ray" for members in parallel on the
+                workers of a Ray cluster. No result depends on it.
+            cluster: for the engine "ray" the values of
+                `grpo_lab.grid.cluster.Cluster`: `address`, and for each
+                worker `cpus`, `gpus` and `retries`.
 
         Raises:
             LabError: something would not work; nothing is registered then.
@@ -291,10 +300,12 @@ class LocalArena:
         environment.prepare()
         from grpo_lab.arena import submission
 
+        choice = engines.chosen(engine, cluster)
         name = experiment_name or self._next_name(manifest)
         there = resume and self.experiment_exists(name)
         if not there:
             self.store.refuse_taken("experiment", name)
+        before = engines.noted(self._experiment(name)) if there else {}
         checked = submission.check(
             self.store,
             self.home,
@@ -307,12 +318,14 @@ class LocalArena:
             completion=completion,
             control=control,
             force=force,
+            engine=choice or before,
         )
         if there:
-            self._go_on(name, checked)
+            self._go_on(name, checked, choice)
         else:
             with self._new_folder("experiment", name) as (folder, record):
                 checked.write(folder)
+                engines.note(folder, choice)
                 record |= checked.record
             try:
                 job.start(self._experiment(name))
@@ -331,7 +344,7 @@ class LocalArena:
         """Whether an experiment of that name is registered."""
         return self.store.has("experiment", experiment_name)
 
-    def _go_on(self, name: str, checked) -> None:
+    def _go_on(self, name: str, checked, choice: dict | None) -> None:
         """Resume an experiment if it is the one that was just checked."""
         folder = self._experiment(name)
         differs = checked.differs(folder)
@@ -343,6 +356,7 @@ class LocalArena:
                 "OUTPUT_DIR."
             )
         if experiments.status(folder)["status"] not in (*ACTIVE, "done"):
+            engines.note(folder, choice)
             job.start(folder)
 
     def _next_name(self, source: Path | str | dict) -> str:
@@ -431,17 +445,24 @@ class LocalArena:
         return experiments.status(folder)
 
     def resume_experiment(
-        self, experiment_name: str, max_steps: int | None = None
+        self,
+        experiment_name: str,
+        max_steps: int | None = None,
+        engine: str | None = None,
+        **cluster: object,
     ) -> dict:
         """Go on with an experiment that was stopped, killed, or is done.
 
         Args:
             max_steps: completions of the whole population from its start, in
                 place of the manifest's; more than so far.
+            engine, cluster: as for `submit_experiment`; by default those
+                that it had.
 
         Raises:
             LabError: it runs already, is done, or would get shorter.
         """
+        choice = engines.chosen(engine, cluster)
         folder = self._experiment(experiment_name)
         now = experiments.status(folder)
         if now["status"] in ACTIVE:
@@ -458,6 +479,7 @@ class LocalArena:
                 "further give more completions than it has had, such as "
                 f"max_steps={2 * self._budget(folder)}."
             )
+        engines.note(folder, choice)
         job.start(folder)
         return experiments.status(folder)
 

@@ -6,6 +6,7 @@ directory/
   reward.py         the reward file, as it was handed in
   verdicts.json     what `check_reward` found
   status.json       how it stands; written by its job
+  engine.json       where its members train; see `engine`
   metrics.csv       all steps so far; see `records.metrics`
   heartbeat         touched by its job every few seconds
   job.lock          held by its job as long as it lives
@@ -103,7 +104,7 @@ def population(directory: Path, progress=None, doing=lambda what: None):
     Raises:
         LabError: its data set or its model can't be had any more.
     """
-    from grpo_lab.arena import manifest
+    from grpo_lab.arena import engine, manifest
     from grpo_lab.arena.population import Plan, Population
     from rewards.contract import load_reward
 
@@ -121,8 +122,9 @@ def population(directory: Path, progress=None, doing=lambda what: None):
     )
     reward = load_reward(Path(directory) / "reward.py")
     return Population(
-        plan, splits, test_rows, reward, directory, progress, doing
-    )
+        plan, splits, test_rows, reward, directory, progress, doing,
+        engine.workers(directory),
+    )  # fmt: skip
 
 
 def _rules(form):

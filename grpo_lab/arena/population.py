@@ -1,4 +1,4 @@
-"""The training of a population: members in turn, over one base model.
+"""The training of a population: members in turn, or on many workers.
 
     directory/
       plan.json               how it trains, and for how long
@@ -8,16 +8,18 @@
         settings.json           what it trains with
         metrics.csv, tensorboard/, completions/, checkpoint-N/
         fitness-10.json         its answers at step 10, and their mean reward
+        worker.log              on a cluster: what its worker printed
       checkpoints/step_10/    the best member's adapter at step 10
       test/                   base and best on questions that select nothing
       result.json             written last
 
 Everything that a member is lies in its newest checkpoint, so that a kill costs
 at most the step that was being made: who trains again with the same plan goes
-on. What is drawn by chance depends on the seed and the generation alone.
+on. What is drawn by chance depends on the seed and the generation alone, so
+that the lineage is the same wherever the members train: in this process
+(`nursery`) or on the workers of a cluster (`on_ray`).
 """
 
-import random
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -25,78 +27,27 @@ from pathlib import Path
 
 from datasets import Dataset
 
-from grpo_lab import evaluation, models, training
+from grpo_lab import evaluation
 from grpo_lab.arena import evolution
-from grpo_lab.arena.evolution import Fitness, Member, Rules
+from grpo_lab.arena.evolution import Fitness, Member
+from grpo_lab.arena.nursery import (
+    Doing,
+    Material,
+    Nursery,
+    Plan,
+    Progress,
+    Stopped,
+)
 from grpo_lab.arena.records import ADAPTER_FILES, checkpoints, member_folder
 from grpo_lab.data import Splits
 from grpo_lab.evaluation import Evaluation
 from grpo_lab.files import read_json, write_json
-from grpo_lab.profiles import RunSettings
+from grpo_lab.grid.cluster import Cluster
+
+__all__ = ["Plan", "Population", "Progress", "State", "Stopped"]
 
 KEPT_CHECKPOINTS = 5
 """The best that are kept, beside the newest one."""
-
-Progress = Callable[[Member, int, dict], None]
-"""Called after each optimiser step: member, its step, its row of metrics."""
-
-
-class Stopped(Exception):
-    """The training was asked to stop, and has saved its last step."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """All that determines how a population trains.
-
-    Attributes:
-        settings: of the first members; `max_steps` are those of every member
-            together with its ancestors.
-        pop_size: members at a time.
-        evo_steps: optimiser steps of a generation.
-        rules: how the next generation is made.
-        eval_batch_size: held-out questions answered at once.
-    """
-
-    settings: RunSettings
-    pop_size: int
-    evo_steps: int
-    rules: Rules
-    eval_batch_size: int = 50
-
-    @property
-    def completions_per_step(self) -> int:
-        """Completions of one optimiser step of every member."""
-        return self.settings.completions_per_step * self.pop_size
-
-    def to_dict(self) -> dict:
-        """Plain values for JSON."""
-        return {
-            "settings": self.settings.to_dict(),
-            "pop_size": self.pop_size,
-            "evo_steps": self.evo_steps,
-            "completions_per_step": self.completions_per_step,
-            "rules": asdict(self.rules),
-        }
-
-    def settings_of(self, member: Member, steps: int) -> RunSettings:
-        """What a member trains with until it has made so many steps.
-
-        Each has a seed of its own: members with equal hyperparameters differ
-        by the start of their adapters, their questions and their rollouts.
-        That of the first is the plan's, so that a control begins as it does;
-        the others' are far from those of a plan with the next seed.
-        """
-        seed = self.settings.seed
-        if member.number:
-            seed = random.Random(f"{seed}/{member.number}").randrange(2**31)
-        return replace(
-            self.settings,
-            learning_rate=member.learning_rate,
-            beta=member.beta,
-            seed=seed,
-            max_steps=steps,
-        )
 
 
 @dataclass(frozen=True)
@@ -133,8 +84,15 @@ class Population:
         directory: the experiment's own; every write goes below it.
         progress: called after each optimiser step.
         doing: called with what begins, in words.
+        workers: where the members train, one at a time on each worker; by
+            default one after the other in this process.
 
-    The base model is loaded once; each member in turn puts its adapter on it.
+    The base model is loaded once by each process that trains, and this one
+    does not where there are workers. Whoever goes on with a population may
+    have other workers, or none.
+
+    Raises:
+        LabError: the model can't be had, or no cluster be used.
     """
 
     def __init__(
@@ -145,39 +103,51 @@ class Population:
         reward: Callable,
         directory: Path,
         progress: Progress | None = None,
-        doing: Callable[[str], None] = lambda what: None,
+        doing: Doing = lambda what: None,
+        workers: Cluster | None = None,
     ) -> None:
         self.plan = plan
-        self.splits = splits
-        self.test_rows = test_rows
         self.reward = reward
         self.directory = Path(directory)
-        self.progress = progress
-        self.doing = doing
-        self.stop_request = self.directory / "stop"
-        self.levers = models.levers_in_force(plan.settings)
-        self.base, self.tokenizer = models.load_policy(
-            plan.settings.model, plan.settings.load_in_4bit
-        )
+        material = Material(plan, splits, test_rows, reward, self.directory)
+        if workers is None:
+            self.nursery = Nursery(material, progress, doing)
+        else:
+            from grpo_lab.arena import on_ray
+
+            self.nursery = on_ray.Crew(material, workers, progress, doing)
+
+    @property
+    def base(self):
+        """The base model that the members of this process share."""
+        return self.nursery.base
+
+    @property
+    def tokenizer(self):
+        """Its tokenizer."""
+        return self.nursery.tokenizer
 
     def train(self) -> None:
         """Train to the end, going on where an earlier call was ended.
 
         Raises:
             Stopped: the file `stop` appeared in the directory.
-            LabError: a run can't go on; see `training.train`.
+            LabError: a run can't go on, see `training.train`; or the workers
+                can't be had, or are lost again and again.
         """
-        path = self.directory / "population.json"
         write_json(self.directory / "plan.json", self.plan.to_dict())
-        self._judge_base()
+        with self.nursery:
+            self._evolve()
+            self._finish()
+
+    def _evolve(self) -> None:
+        path = self.directory / "population.json"
+        self.nursery.measure_base()
         state = State.load(path) or self._first()
         steps = self.plan.settings.max_steps
         while True:
             target = min(state.step + self.plan.evo_steps, steps)
-            fitness = {
-                member.number: self._raise_to(member, target)
-                for member in state.members
-            }
+            fitness = self.nursery.raise_all(state.members, target)
             state = self._noted(state, target, fitness)
             state.save(path)
             if target == steps:
@@ -185,7 +155,6 @@ class Population:
             state = self._next(state, target, fitness)
             state.save(path)
             self._forget_the_dead(state)
-        self._finish()
 
     def _first(self) -> State:
         settings = self.plan.settings
@@ -194,81 +163,6 @@ class Population:
             for number in range(self.plan.pop_size)
         )
         return State(0, 0, members)
-
-    def _raise_to(self, member: Member, target: int) -> Fitness:
-        """Train a member until it has made `target` steps, and measure it."""
-        folder = member_folder(self.directory, member.number)
-        measured = folder / f"fitness-{target}.json"
-        found = read_json(measured)
-        if found is None:
-            found = self._train_and_judge(member, target, folder)
-            write_json(measured, found)
-        answers = found["answers"]
-        return Fitness(
-            correct=sum(answer["correct"] for answer in answers),
-            total=len(answers),
-            mean_reward=found["mean_reward"],
-        )
-
-    def _train_and_judge(
-        self, member: Member, target: int, folder: Path
-    ) -> dict:
-        settings = self.plan.settings_of(member, target)
-        write_json(
-            folder / "settings.json", asdict(member) | settings.to_dict()
-        )
-
-        self.doing(f"training member {member.number}")
-
-        def progress(step: int, total: int, row: dict) -> None:
-            if self.progress:
-                self.progress(member, step, row)
-
-        trainer = training.build_trainer(
-            settings, self.splits.train, [self.reward], folder, self.base,
-            self.tokenizer, progress,
-            [training.StopWhen(lambda step: self.stop_request.exists())],
-        )  # fmt: skip
-        try:
-            training.prolong(trainer)
-            reached = training.train(trainer)
-            if reached < target or self.stop_request.exists():
-                raise Stopped
-            self.doing(f"measuring member {member.number}")
-            return self._judge(trainer.model)
-        finally:
-            # The next member puts its own adapter on the same base model.
-            self.base = training.release(trainer)
-            del trainer
-            models.free_memory()
-
-    def _judge(self, policy) -> dict:
-        """Greedy answers to the questions that rank, and what they earn."""
-        found = self._answers(policy, self.splits.eval)
-        return asdict(found) | {"mean_reward": self._mean_reward(found)}
-
-    def _answers(self, policy, rows: Dataset) -> Evaluation:
-        return evaluation.evaluate(
-            policy, self.tokenizer, rows,
-            self.plan.settings.max_completion_length,
-            self.plan.eval_batch_size,
-            levers=self.levers,
-        )  # fmt: skip
-
-    def _mean_reward(self, found: Evaluation) -> float:
-        paid = self.reward(
-            [answer.text for answer in found.answers],
-            question=[answer.question for answer in found.answers],
-            answer=[answer.gold for answer in found.answers],
-        )
-        known = [value for value in paid if value is not None]
-        return sum(known) / len(known) if known else 0.0
-
-    def _judge_base(self) -> None:
-        path = self.directory / "base.json"
-        if not path.exists():
-            self.doing("measuring the base model")
-            write_json(path, self._judge(self.base))
 
     def _noted(
         self, state: State, target: int, fitness: dict[int, Fitness]
@@ -324,15 +218,7 @@ class Population:
                 shutil.rmtree(checkpoint, ignore_errors=True)
 
     def _inherit(self, member: Member, step: int) -> None:
-        parent = member_folder(self.directory, member.parent)
-        training.take_over(
-            parent / f"checkpoint-{step}",
-            training.grpo_config(
-                self.plan.settings_of(member, step),
-                member_folder(self.directory, member.number),
-                len(self.splits.train),
-            ),
-        )
+        self.nursery.inherit(member, step)
 
     def _keep(self, row: dict) -> None:
         """Keep the adapter of a generation's best member as a checkpoint."""
@@ -355,28 +241,19 @@ class Population:
                 _delete(folder.parent / worse["name"])
 
     def _finish(self) -> None:
-        """Ask base and best what nothing was selected by."""
-        self.doing("asking base and best the test questions")
+        """Compare base and best on what nothing was selected by."""
         best = checkpoints(self.directory)[0]
-        folder = self.directory / "checkpoints" / best["name"]
-        found = evaluation.evaluate_snapshots(
-            self.base,
-            {best["step"]: folder},
-            self.tokenizer,
-            self.test_rows,
-            self.plan.settings.max_completion_length,
-            self.plan.eval_batch_size,
-            levers=self.levers,
+        self.nursery.ask_test(best)
+        base, after = (
+            Evaluation.load(self.directory / "test" / f"{name}.json")
+            for name in ("base", "best")
         )
-        base, after = found.values()
-        base.save(self.directory / "test" / "base.json")
-        after.save(self.directory / "test" / "best.json")
         pair = evaluation.compare(base, after)
         write_json(
             self.directory / "result.json",
             {
                 "best": best["name"],
-                "questions": len(self.test_rows),
+                "questions": len(base.answers),
                 "before": base.accuracy,
                 "after": after.accuracy,
                 "gain": pair.difference,

@@ -84,8 +84,12 @@ def check(
     completion: str | None,
     control: bool,
     force: bool,
+    engine: dict,
 ) -> Checked:
     """Prove a submission; see `LocalArena.submit_experiment`.
+
+    Args:
+        engine: where it will train, from `engine.chosen`.
 
     Raises:
         LabError, RewardError: the first thing that would not work.
@@ -117,7 +121,7 @@ def check(
     limit = manifest.completion_limit(form, longest, context)
     settings = manifest.settings(form, limit)
     estimate = models.estimate_memory(models.entry(name), settings, longest)
-    models.check_fits(estimate, settings)
+    findings += _memory(estimate, settings, engine)
     values = form.to_dict()
     local = Path(name).expanduser()
     if local.is_dir():  # whoever resumes may stand in another directory
@@ -281,6 +285,19 @@ def _resources(
         text = f"num_nodes {num_nodes} asks for others; here one trains."
         found.append(Finding("warning", "num_nodes", text))
     return found
+
+
+def _memory(estimate, settings, engine: dict) -> list[Finding]:
+    """Refuse what does not fit this machine, if it is the one that trains."""
+    if not engine.get("address"):
+        models.check_fits(estimate, settings)
+    if engine.get("engine") != "ray":
+        return []
+    text = (
+        f"Each worker takes about {estimate.total:.1f} GiB of its machine, "
+        "and nobody has looked whether that is there for all of them at once."
+    )
+    return [Finding("warning", "engine", text)]
 
 
 def _plan(form: Manifest, limit: int, longest: int, estimate, rows) -> dict:

@@ -4,6 +4,8 @@ import contextlib
 import importlib.metadata
 import os
 import signal
+import socket
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +14,15 @@ from grpo_lab.environment import versions
 from grpo_lab.errors import LabError
 
 LOOPBACK = "127.0.0.1"
+
+SHARE_OR_STORE = (
+    "Choose an OUTPUT_DIR on a disk that all machines share, or name an "
+    "object store: storage='s3://bucket/folder'."
+)
+"""What to do where a machine does not see a grid's directory."""
+
+ANSWER_SECONDS = 10.0
+"""How long a cluster may take to answer a first knock."""
 
 QUIET = {"log_to_driver": False, "logging_level": "ERROR"}
 
@@ -53,8 +64,18 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def connected(cluster: Cluster, output_dir: Path) -> Iterator[None]:
+def connected(
+    cluster: Cluster,
+    output_dir: Path,
+    mark: str = "grid.json",
+    advice: str = SHARE_OR_STORE,
+) -> Iterator[None]:
     """Be connected to a cluster that can run a grid in a directory.
+
+    Args:
+        mark: a file in the directory, by which a machine shows that it sees
+            that.
+        advice: what to do where one does not.
 
     Raises:
         LabError: there is none, no machine is large enough, or a machine has
@@ -62,15 +83,50 @@ def connected(cluster: Cluster, output_dir: Path) -> Iterator[None]:
     """
     import ray
 
-    handler = signal.getsignal(signal.SIGTERM)
-    with contextlib.ExitStack() as own:
+    with _handlers_kept(), contextlib.ExitStack() as own:
         if not ray.is_initialized():
+            _refuse_nobody(cluster.address)
             _connect(cluster.address, own)
-            own.callback(signal.signal, signal.SIGTERM, handler)
             own.callback(ray.shutdown)
         _refuse_small(cluster)
-        _refuse_strangers(None if cluster.storage else output_dir)
+        seen = None if cluster.storage else output_dir / mark
+        _refuse_strangers(seen, advice)
         yield
+
+
+@contextlib.contextmanager
+def _handlers_kept() -> Iterator[None]:
+    """Give back the signal handlers that Ray and Tune put in their place.
+
+    Only the main thread may, and elsewhere they are not changed.
+    """
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+    before = {number: signal.getsignal(number) for number in numbers}
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _refuse_nobody(address: str) -> None:
+    """Ray itself would look for minutes, and then end the process."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host, int(port)), ANSWER_SECONDS).close()
+    except OSError as error:
+        raise _no_cluster(address, str(error)) from error
+
+
+def _no_cluster(address: str, why: str) -> LabError:
+    return LabError(
+        f"There is no Ray cluster at {address!r}: {why}. Start one with `ray "
+        "start --head`, which tells its address, or leave ADDRESS empty to "
+        "use this machine alone."
+    )
 
 
 def _connect(address: str, own: contextlib.ExitStack) -> None:
@@ -90,11 +146,8 @@ def _connect(address: str, own: contextlib.ExitStack) -> None:
     try:
         ray.init(address, runtime_env={"env_vars": passed}, **QUIET)
     except (ConnectionError, ValueError) as error:
-        raise LabError(
-            f"There is no Ray cluster at {address!r}: "
-            f"{str(error).splitlines()[0]} Start one with `ray start --head`, "
-            "or leave ADDRESS empty to use this machine alone."
-        ) from error
+        why = str(error).splitlines()[0].rstrip(".")
+        raise _no_cluster(address, why) from error
 
 
 @contextlib.contextmanager
@@ -133,6 +186,7 @@ class PretendedCluster:
         from ray.cluster_utils import Cluster as Nodes
 
         self._own = contextlib.ExitStack()
+        self._own.enter_context(_handlers_kept())
         self._own.enter_context(_loopback_only())
         node = {"num_cpus": cpus, "node_ip_address": LOOPBACK}
         self._nodes = Nodes(
@@ -186,7 +240,7 @@ def _refuse_small(cluster: Cluster) -> None:
         )
 
 
-def _refuse_strangers(output_dir: Path | None) -> None:
+def _refuse_strangers(mark: Path | None, advice: str) -> None:
     """Ask each machine what it has installed, and what it sees."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -206,7 +260,6 @@ def _refuse_strangers(output_dir: Path | None) -> None:
     wanted = {**versions()}
     wanted.pop("python")
     names = [*wanted, "grpo-lab"]
-    mark = output_dir and str(output_dir / "grid.json")
     asked = [
         ray.remote(num_cpus=0)(look)
         .options(
@@ -214,25 +267,23 @@ def _refuse_strangers(output_dir: Path | None) -> None:
                 node["NodeID"], soft=False
             )
         )
-        .remote(mark, names)
+        .remote(mark and str(mark), names)
         for node in ray.nodes()
         if node["Alive"]
     ]
     wanted["grpo-lab"] = importlib.metadata.version("grpo-lab")
     for told in ray.get(asked):
-        _refuse_stranger(told, wanted, output_dir)
+        _refuse_stranger(told, wanted, mark, advice)
 
 
 def _refuse_stranger(
-    told: dict, wanted: dict, output_dir: Path | None
+    told: dict, wanted: dict, mark: Path | None, advice: str
 ) -> None:
     host = told["host"]
     if not told["sees"]:
         raise LabError(
-            f"The machine {host} does not see {output_dir}, so nothing that "
-            "it trains would arrive here. Choose an OUTPUT_DIR on a disk that "
-            "all machines share, or name an object store: "
-            "storage='s3://bucket/folder'."
+            f"The machine {host} does not see {mark.parent}, so nothing that "
+            f"it trains would arrive here. {advice}"
         )
     for name, version in wanted.items():
         found = told["versions"].get(name, "missing")

@@ -1,5 +1,6 @@
 """Run a grid, in this process or on a Ray cluster."""
 
+import importlib.util
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -94,6 +95,11 @@ def _workers(engine: str, cluster: dict) -> Cluster | None:
                 "Ray cluster. Add engine='ray', or leave it out."
             )
         return None
+    if importlib.util.find_spec("ray") is None:
+        raise LabError(
+            "The engine 'ray' needs Ray, which is not installed here. Type "
+            "`pip install 'ray[tune]==2.60.0'`, or use engine='process'."
+        )
     return Cluster(**cluster)
 
 

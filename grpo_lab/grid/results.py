@@ -83,12 +83,12 @@ class Run:
     @property
     def seconds(self) -> float:
         """Time of its optimiser steps, evaluation not counted."""
-        return self.metrics["seconds"].sum()
+        return 0.0 if self.metrics.empty else self.metrics["seconds"].sum()
 
     @property
     def peak_memory_gib(self) -> float:
         """Peak of GPU memory, or on a CPU of the process's memory."""
-        return self.metrics["memory_gib"].max()
+        return 0.0 if self.metrics.empty else self.metrics["memory_gib"].max()
 
     @property
     def adapter(self) -> Path:
@@ -209,6 +209,33 @@ class Grid:
             "tagged_after": after.tagged_share,
             "truncated_after": after.truncated_share,
             "tokens_after": after.mean_tokens,
+        }
+
+    def savings(self, full: "Grid") -> dict:
+        """What stopping runs early has saved, and whether it cost the winner.
+
+        Args:
+            full: the same runs, none of them stopped.
+
+        Returns:
+            `completions` written here, those `of` the full grid, the `share`
+            that they are, the `winner` here and the `full_winner` by name,
+            whether they are the `same_winner`, and the paired comparison of
+            the two in words, `verdict`.
+        """
+        made, all_of_it = (
+            sum(run.completions for run in one.runs) for one in (self, full)
+        )
+        ours, theirs = self.best, full.best
+        pair = evaluation.compare(theirs.evaluation, ours.evaluation)
+        return {
+            "completions": made,
+            "of": all_of_it,
+            "share": made / all_of_it,
+            "winner": ours.name,
+            "full_winner": theirs.name,
+            "same_winner": ours.settings == theirs.settings,
+            "verdict": str(pair),
         }
 
     def verdict(self) -> str:

@@ -77,13 +77,17 @@ def find(output_dir: Path | str, text: str) -> Run:
         LabError: no run or several are meant.
     """
     runs = _open(output_dir).runs
-    if text.isdecimal() and 1 <= int(text) <= len(runs):
-        return runs[int(text) - 1]
-    exact = [run for run in runs if text in (run.name, run.directory.name)]
-    part = [
-        run for run in runs if text in run.name or text in run.directory.name
-    ]
-    found = exact or part
+    names = [(run.name, run.directory.name) for run in runs]
+    if text.isdecimal():
+        found = [r for n, r in enumerate(runs, start=1) if n == int(text)]
+    else:
+        found = [
+            run for run, one in zip(runs, names, strict=True) if text in one
+        ] or [
+            run
+            for run, (name, folder) in zip(runs, names, strict=True)
+            if text in name or text in folder
+        ]
     if len(found) != 1:
         which = ", ".join(run.name for run in found) or "none"
         raise LabError(

@@ -1,0 +1,318 @@
+"""What breaks while a grid trains: each with a real kill.
+
+At most one step is lost, nothing that was finished is done again, and nothing
+broken is taken for a result: every run ends as one that was left alone.
+`test_grid.py` has the kills of a grid in one process, in training, in a
+checkpoint and in an evaluation.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import filelock
+import nbformat
+import psutil
+import pytest
+from killed_grid import variety
+from ray_grid import plan, questions
+from test_grid_ray import (  # noqa: F401
+    assert_same,
+    both,
+    here,
+    machines,
+    starts,
+)
+
+from grpo_lab import grid, training
+from grpo_lab.errors import LabError
+from grpo_lab.grid import engines
+from grpo_lab.grid.cluster import PretendedCluster
+
+TESTS = Path(__file__).parent
+TESTED = {**os.environ, "PYTHONPATH": f"{TESTS.parent}:{TESTS}"}
+
+
+def run_on(machines, models, place, **options) -> grid.Grid:
+    return grid.run(
+        plan(models), questions(), [variety], place,
+        engine="ray", address=machines.address, **options,
+    )  # fmt: skip
+
+
+def assert_all_same(found: grid.Grid, expected: grid.Grid) -> None:
+    """Every run is done, with each step once, as if nothing had been."""
+    for run, whole in zip(found.runs, expected.runs, strict=True):
+        assert_same(run, whole)
+
+
+def wait_for_rows(place: Path, rows: int, seconds: float = 180) -> Path:
+    """The directory of the first run that has made so many steps."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        for path in place.glob("runs/*/metrics.csv"):
+            if path.read_bytes().count(b"\n") > rows:
+                return path.parent
+        time.sleep(0.01)
+    raise AssertionError(f"no run in {place} has made {rows} steps")
+
+
+def once_at(step: int, act):
+    """A progress callback that acts once."""
+    done = []
+
+    def progress(settings, at, total, row):
+        if at >= step and not done:
+            done.append(act())
+
+    return progress
+
+
+def slowed(seconds: float):
+    """The reward of the tests, slow enough for something to happen."""
+
+    def variety(completions, **kwargs) -> list[float]:
+        time.sleep(seconds)
+        return [float(len(set(chat[0]["content"]))) for chat in completions]
+
+    return variety
+
+
+def test_a_worker_that_is_killed(machines, here, both, tmp_path):  # noqa: F811
+    """Another one goes on from its last step."""
+    killed = []
+
+    def kill():
+        folder = wait_for_rows(tmp_path, 2)
+        [start] = json.loads((folder / "environment.json").read_text())
+        os.kill(start["process"], signal.SIGKILL)
+        killed.append(folder)
+
+    found = grid.run(
+        plan(both), questions(), [slowed(0.5)], tmp_path,
+        progress=once_at(2, kill), engine="ray", address=machines.address,
+    )  # fmt: skip
+    assert_all_same(found, here)
+    [again] = [run for run in found.runs if run.directory == killed[0]]
+    assert len(starts(again)) == 2
+    assert len({start["process"] for start in starts(again)}) == 2
+
+
+def test_a_worker_that_is_lost_again_and_again(machines, both, tmp_path):  # noqa: F811
+    """It is given up after the retries, with its last words."""
+
+    def variety(completions, **kwargs):
+        print("these are my last words", flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    found = grid.run(
+        plan(both[:1]), questions(), [variety], tmp_path,
+        engine="ray", address=machines.address, retries=1,
+    )  # fmt: skip
+    [run] = found.runs
+    assert run.status == "failed"
+    assert "lost again and again" in run.reason
+    assert "these are my last words" in run.reason
+    assert len(starts(run)) == 2
+
+
+def test_a_machine_that_is_lost(here, both, tmp_path):  # noqa: F811
+    """All its processes are gone at once; the other machine does the rest."""
+    with PretendedCluster() as two:
+        found = grid.run(
+            plan(both), questions(), [slowed(0.5)], tmp_path,
+            progress=once_at(1, lambda: two.lose(1)),
+            engine="ray", address=two.address,
+        )  # fmt: skip
+    assert_all_same(found, here)
+
+
+def ended(process: subprocess.Popen) -> int:
+    process.send_signal(signal.SIGKILL)
+    return process.wait()
+
+
+def test_a_driver_that_is_killed(machines, here, both, tmp_path):  # noqa: F811
+    """The next one goes on with what is not finished; and a checkpoint that
+    was cut short meanwhile is not the one that it goes on from."""
+    driver = subprocess.Popen(
+        [sys.executable, TESTS / "ray_grid.py", tmp_path, machines.address]
+        + both,
+        env=TESTED,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        folder = wait_for_rows(tmp_path, 3)
+    finally:
+        code = ended(driver)
+    assert code == -signal.SIGKILL, driver.stderr.read()
+    # Its workers end with it.
+    with filelock.FileLock(folder / "run.lock", timeout=60):
+        newest = training.last_checkpoint(folder)
+        file = newest / "optimizer.pt"
+        with file.open("r+b") as opened:
+            opened.truncate(file.stat().st_size // 2)
+        before = training.last_checkpoint(folder)
+        assert training.step_of(before) == training.step_of(newest) - 1
+    finished = {
+        run.directory
+        for run in grid.load(tmp_path).runs
+        if run.status == "done"
+    }
+    found = run_on(machines, both, tmp_path)
+    assert_all_same(found, here)
+    for run in found.runs:
+        expected = 1 if run.directory in finished else 2
+        assert len(starts(run)) <= expected
+
+
+def test_a_notebook_whose_kernel_is_killed(machines, here, both, tmp_path):  # noqa: F811
+    """The notebook is run again with --resume."""
+    lesson = tmp_path / "05_small.ipynb"
+    cells = [
+        nbformat.v4.new_code_cell(
+            'OUTPUT_DIR: str = "out"  # where',
+            metadata={"tags": ["parameters"]},
+        ),
+        nbformat.v4.new_code_cell(
+            "import ray_grid\n"
+            f"ray_grid.main(OUTPUT_DIR, {machines.address!r}, *{both!r})"
+        ),
+    ]
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "-"}
+    nbformat.write(notebook, lesson)
+
+    def start(*options):
+        return subprocess.Popen(
+            [
+                sys.executable, "-m", "grpo_lab.runner", lesson,
+                "--output", tmp_path / "ran", *options,
+            ],
+            env=TESTED,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )  # fmt: skip
+
+    runner = start()
+    place = tmp_path / "ran" / "run"
+    try:
+        wait_for_rows(place, 2)
+        [kernel] = psutil.Process(runner.pid).children()
+        kernel.send_signal(signal.SIGKILL)
+        told, _ = runner.communicate(timeout=60)
+    finally:
+        runner.kill()
+    assert runner.returncode == 1
+    assert "ended without a word" in told
+    again = start("--resume")
+    told, _ = again.communicate(timeout=300)
+    assert again.returncode == 0, told
+    assert_all_same(grid.load(place, in_order(place, both)), here)
+
+
+def in_order(place: Path, models: list[str]) -> list[Path]:
+    """The directories of a grid's runs, in the order of its plan."""
+    names = [Path(model).name for model in models]
+    return sorted(
+        (place / "runs").iterdir(),
+        key=lambda path: names.index(path.name.split("_lr")[0]),
+    )
+
+
+def test_a_disk_that_fills_up_on_a_worker(
+    machines,  # noqa: F811
+    here,  # noqa: F811
+    both,  # noqa: F811
+    tmp_path,
+):
+    """It is told in one paragraph; with room again the run goes on."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+
+    def mount(*options):
+        return subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", *options, "tmpfs", str(disk)],
+            capture_output=True,
+        )
+
+    if mount("size=900m").returncode:
+        pytest.skip("no file system can be mounted here")
+    filler = disk / "filler"
+    try:
+
+        def fill():
+            """Until a few kilobytes are left, less than a checkpoint."""
+            with filler.open("wb") as file:
+                while True:
+                    try:
+                        file.write(b"0" * 4096)
+                        file.flush()
+                    except OSError:
+                        return
+
+        found = grid.run(
+            plan(both[:1]), questions(), [slowed(0.3)], disk / "grid",
+            progress=once_at(2, fill), engine="ray", address=machines.address,
+        )  # fmt: skip
+        told = found.runs[0].reason
+    except LabError as error:  # not even the reason could be written
+        told = str(error)
+    finally:
+        filler.unlink(missing_ok=True)
+    assert "disk is full" in told or "No space left" in told
+    assert "Free some space" in told
+    found = run_on(machines, both[:1], disk / "grid")
+    assert_same(found.runs[0], here.runs[0])
+    subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def test_two_drivers_on_one_directory(both, tmp_path, monkeypatch):  # noqa: F811
+    """The second is refused before it asks for a cluster."""
+    (tmp_path / "grid").mkdir()
+    program = (
+        "import filelock, sys, time\n"
+        f"held = filelock.FileLock({str(tmp_path / 'grid' / 'grid.lock')!r})\n"
+        "held.acquire()\n"
+        "print('held', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    first = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert first.stdout.readline() == "held\n"
+        monkeypatch.setattr(engines, "_run_here", None)
+        with pytest.raises(LabError, match="Another process is training"):
+            grid.run(
+                plan(both), questions(), [variety], tmp_path / "grid",
+                engine="ray", address="127.0.0.1:1",
+            )  # fmt: skip
+    finally:
+        first.kill()
+        first.wait()
+
+
+def test_two_workers_on_one_run(both, tmp_path):  # noqa: F811
+    """One that was taken for lost may still live: the other waits."""
+    [directory] = grid.plan.plan(
+        plan(both[:1]), questions(), [variety], tmp_path
+    )
+    from grpo_lab.files import write_json
+    from grpo_lab.grid.jobs import job_at
+
+    record = grid.plan.plan(plan(both[:1]), questions(), [variety], tmp_path)
+    write_json(directory / "settings.json", record[directory])
+    job = job_at(directory)
+    with job.held(), pytest.raises(filelock.Timeout), job.held(0.1):
+        pass
+    assert not job.is_held

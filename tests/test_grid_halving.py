@@ -1,0 +1,262 @@
+"""Successive halving: who goes on, and that going on changes nothing."""
+
+import dataclasses
+import json
+
+import pandas as pd
+import pytest
+import torch
+from conftest import quick_settings
+from fake_grid import graded
+from killed_grid import variety
+from safetensors.torch import load_file
+
+from grpo_lab import grid, training
+from grpo_lab.errors import LabError
+from grpo_lab.evaluation import Evaluation
+from grpo_lab.grid import Halving, engines
+from grpo_lab.grid.halving import (
+    PROMOTED,
+    STOPPED,
+    Rung,
+    decide,
+    note_rung,
+    read_rungs,
+)
+from grpo_lab.models import load_policy
+
+CHANGING = ["seconds", "memory_gib"]
+
+
+@pytest.mark.parametrize(
+    ("first", "factor", "steps", "rungs"),
+    [
+        (8, 2, 32, [8, 16]),
+        (8, 2, 33, [8, 16, 32]),
+        (1, 3, 100, [1, 3, 9, 27, 81]),
+        (5, 2, 5, []),
+        (9, 4, 8, []),
+    ],
+)
+def test_rungs(first, factor, steps, rungs):
+    assert Halving(first, factor).rungs(steps) == rungs
+
+
+@pytest.mark.parametrize(("first", "factor"), [(0, 2), (8, 1), (-1, 3)])
+def test_what_halves_nothing_is_refused(first, factor):
+    with pytest.raises(LabError, match="Type for example Halving"):
+        Halving(first, factor)
+
+
+def test_a_rung_that_nobody_reaches_is_refused(quick, tiny_splits, tmp_path):
+    with pytest.raises(LabError, match="no run has more than 3 steps"):
+        grid.run(
+            [quick], tiny_splits, [variety], tmp_path / "g", halving=Halving(3)
+        )
+    assert not (tmp_path / "g").exists()
+
+
+def accuracies(*counts: int) -> list[Evaluation]:
+    return [graded("+" * n + "-" * (10 - n)) for n in counts]
+
+
+def decisions(*counts: int, factor: int = 2) -> str:
+    found = decide(4, accuracies(*counts), factor)
+    return "".join("+" if r.decision == PROMOTED else "-" for r in found)
+
+
+def test_the_better_half_goes_on():
+    assert decisions(3, 9, 1, 5) == "-+-+"
+    assert decisions(3, 9, 1) == "++-"  # rounded up
+    assert decisions(3) == "+"
+    assert decisions(1, 2, 3, 4, 5, 6, 7, factor=4) == "-----++"
+    assert decisions(5, 5, 5, 5) == "++--"  # between equals the earlier ones
+
+
+def test_between_equals_the_better_tagged_goes_on():
+    found = [graded("+-+-", tagged="----"), graded("+-+-", tagged="+---")]
+    first, second = decide(2, found, 2)
+    assert (first.decision, second.decision) == (STOPPED, PROMOTED)
+    assert (first.cutoff, first.compared) == (0.5, 2)
+
+
+def test_decisions_are_kept_and_told(tmp_path):
+    note_rung(tmp_path, Rung(4, 0.3, PROMOTED, None, 1))
+    note_rung(tmp_path, Rung(8, 0.4, STOPPED, 0.5, 3))
+    note_rung(tmp_path, Rung(8, 0.4, STOPPED, 0.5, 3))
+    first, second = read_rungs(tmp_path)
+    assert (first.step, second.step) == (4, 8)
+    assert second.reason(32) == (
+        "stopped by halving after step 8 of 32: 40.0% of the held-out "
+        "questions right, and 50.0% were needed among 3 runs"
+    )
+
+
+# --- With runs that train ---------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def three(tiny_qwen, tiny_llama):
+    return [
+        quick_settings(tiny_qwen, max_steps=6),
+        quick_settings(tiny_llama, max_steps=6),
+        quick_settings(tiny_qwen, learning_rate=2e-3, max_steps=6),
+    ]
+
+
+@pytest.fixture(scope="module")
+def full(three, tiny_splits, tmp_path_factory):
+    """The same runs, none ever paused."""
+    place = tmp_path_factory.mktemp("full")
+    return grid.run(three, tiny_splits, [variety], place)
+
+
+@pytest.fixture
+def judged(monkeypatch):
+    """The tiny models never answer right, so accuracy is set by the run.
+
+    The higher the rate the better, and the Llama is the worst.
+    """
+    load = Evaluation.load.__func__
+
+    def better(cls, path):
+        found = load(cls, path)
+        if found is None or path.parent.name != "rungs":
+            return found
+        name = path.parent.parent.name
+        right = 0 if "llama" in name else 4 if "lr0.002" in name else 2
+        return dataclasses.replace(
+            found,
+            answers=tuple(
+                dataclasses.replace(answer, correct=at < right)
+                for at, answer in enumerate(found.answers)
+            ),
+        )
+
+    monkeypatch.setattr(Evaluation, "load", classmethod(better))
+
+
+def assert_same_so_far(run: grid.Run, whole: grid.Run) -> None:
+    """Every step that was made is that of a run that was never paused."""
+    steps = run.steps
+    pd.testing.assert_frame_equal(
+        run.metrics.drop(columns=CHANGING),
+        whole.metrics.drop(columns=CHANGING)[:steps],
+        check_exact=True,
+    )
+
+
+def test_halving_here(full, three, tiny_splits, tmp_path, judged):
+    """3 runs to step 2, the best 2 to step 4, the best to the end."""
+    found = grid.run(
+        three, tiny_splits, [variety], tmp_path, halving=Halving(2)
+    )
+    assert [run.status for run in found.runs] == ["stopped", "stopped", "done"]
+    assert [run.steps for run in found.runs] == [4, 2, 6]
+    for run, whole in zip(found.runs, full.runs, strict=True):
+        assert_same_so_far(run, whole)
+    winner, whole = found.runs[2], full.runs[2]
+    ours, theirs = (
+        load_file(one.adapter / "adapter_model.safetensors")
+        for one in (winner, whole)
+    )
+    assert ours.keys() == theirs.keys() and ours
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert winner.evaluation.answers == whole.evaluation.answers
+    rates = winner.metrics["learning_rate"]
+    assert rates.nunique() == 6  # linear: another one at each step
+    assert found.failed == [] and found.done == [winner]
+    found.raise_failures()
+    assert [run.steps for run in found.stopped] == [4, 2]
+    board = found.leaderboard()
+    assert list(board["steps"]) == [6, 4, 2]
+    assert list(board["stopped"].str.slice(0, 35)) == [
+        "",
+        "stopped by halving after step 4 of ",
+        "stopped by halving after step 2 of ",
+    ]
+    json.dumps(found.summary(), allow_nan=False)
+    saved = found.savings(full)
+    assert (saved["completions"], saved["of"]) == (4 * 12, 4 * 18)
+    assert saved["same_winner"] in (True, False)
+
+
+def test_a_second_start_changes_nothing(
+    three, tiny_splits, tmp_path, judged, monkeypatch
+):
+    """What was stopped stays so, and nothing is trained or measured twice."""
+    first = grid.run(
+        three, tiny_splits, [variety], tmp_path, halving=Halving(2)
+    )
+    monkeypatch.setattr(engines, "run_to", None)
+    again = grid.run(
+        three, tiny_splits, [variety], tmp_path, halving=Halving(2)
+    )
+    pd.testing.assert_frame_equal(first.leaderboard(), again.leaderboard())
+
+
+def test_a_kill_between_two_decisions(
+    three, tiny_splits, tmp_path, judged, monkeypatch
+):
+    """Half of a rung's decisions are written: the rest comes out the same."""
+    note = engines.note_rung
+
+    def killed(directory, rung):
+        note(directory, rung)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engines, "note_rung", killed)
+    with pytest.raises(KeyboardInterrupt):
+        grid.run(three, tiny_splits, [variety], tmp_path, halving=Halving(2))
+    monkeypatch.setattr(engines, "note_rung", note)
+    found = grid.run(
+        three, tiny_splits, [variety], tmp_path, halving=Halving(2)
+    )
+    assert [run.steps for run in found.runs] == [4, 2, 6]
+
+
+def test_evaluation_at_a_rung_leaves_the_policy_as_it_was(
+    quick, tiny_splits, tmp_path
+):
+    """Paused after a checkpoint, in the same process and with its trainer
+    gone, a run finds weights, optimiser, schedule and random state."""
+    parts = []
+    for place, stops in (("a", [1, 2]), ("b", [])):
+        for until in (*stops, 3):
+            model, tokenizer = load_policy(quick.model, quick.load_in_4bit)
+            trainer = training.build_trainer(
+                quick, tiny_splits.train, [variety], tmp_path / place,
+                model, tokenizer,
+            )  # fmt: skip
+            assert training.train(trainer, until=until) == until
+        weights = load_file(
+            tmp_path / place / "checkpoint-3" / "adapter_model.safetensors"
+        )
+        state = torch.load(
+            tmp_path / place / "checkpoint-3" / "optimizer.pt",
+            weights_only=True,
+        )["state"]
+        parts.append((weights, state))
+    (ours, our_state), (theirs, their_state) = parts
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    for key, values in their_state.items():
+        assert torch.equal(our_state[key]["exp_avg"], values["exp_avg"])
+
+
+def test_runs_that_fail_drop_out_of_the_comparison(
+    three, tiny_splits, tmp_path, judged, monkeypatch
+):
+    """The Llama would be the worst; with it gone one of two goes on."""
+    build = training.build_trainer
+
+    def broken(settings, *args, **kwargs):
+        if "llama" in settings.model:
+            raise MemoryError("for once")
+        return build(settings, *args, **kwargs)
+
+    monkeypatch.setattr(training, "build_trainer", broken)
+    found = grid.run(
+        three, tiny_splits, [variety], tmp_path, halving=Halving(2)
+    )
+    assert [run.status for run in found.runs] == ["stopped", "failed", "done"]
+    assert [run.steps for run in found.runs] == [2, 0, 6]

@@ -1,0 +1,372 @@
+"""A grid on Ray: the same results as in one process, and the same steering."""
+
+import json
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from conftest import quick_settings
+from killed_grid import variety
+from ray_grid import plan, questions
+from safetensors.torch import load_file
+
+from grpo_lab import grid
+from grpo_lab.errors import LabError
+from grpo_lab.grid import Halving, cluster, on_ray, steering
+from grpo_lab.grid.cluster import Cluster, PretendedCluster
+from grpo_lab.grid.halving import PROMOTED, STOPPED, read_rungs
+from grpo_lab.grid.jobs import job_at
+
+CHANGING = ["seconds", "memory_gib"]
+
+
+@pytest.fixture(scope="module")
+def machines():
+    """Two machines of one core each."""
+    with PretendedCluster() as two:
+        yield two
+
+
+@pytest.fixture(scope="module")
+def both(tiny_qwen, tiny_llama):
+    return [str(tiny_qwen), str(tiny_llama)]
+
+
+@pytest.fixture(scope="module")
+def here(both, tmp_path_factory):
+    """The same runs in this process, on one thread."""
+    place = tmp_path_factory.mktemp("here")
+    return grid.run(plan(both), questions(), [variety], place)
+
+
+def assert_same(run: grid.Run, expected: grid.Run) -> None:
+    assert run.status == "done", run.reason
+    pd.testing.assert_frame_equal(
+        run.metrics.drop(columns=CHANGING),
+        expected.metrics.drop(columns=CHANGING),
+        check_exact=True,
+    )
+    ours, theirs = (
+        load_file(one.adapter / "adapter_model.safetensors")
+        for one in (run, expected)
+    )
+    assert ours.keys() == theirs.keys() and ours
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert run.evaluation.answers == expected.evaluation.answers
+    assert run.base.answers == expected.base.answers
+
+
+def starts(run: grid.Run) -> list[dict]:
+    return json.loads((run.directory / "environment.json").read_text())
+
+
+def test_the_same_results_as_in_one_process(
+    machines, here, both, tmp_path, capfd
+):
+    """Bit for bit; with a reward that exists nowhere but here."""
+
+    def variety(completions, **kwargs) -> list[float]:
+        return [float(len(set(chat[0]["content"]))) for chat in completions]
+
+    told = []
+    found = grid.run(
+        plan(both),
+        questions(),
+        [variety],
+        tmp_path,
+        progress=lambda run, step, steps, row: told.append(
+            (run.short_model, step, steps)
+        ),
+        engine="ray",
+        address=machines.address,
+    )
+    for run, expected in zip(found.runs, here.runs, strict=True):
+        assert_same(run, expected)
+        [start] = starts(run)
+        assert start["threads"] == 1
+        assert "Loading weights" in (run.directory / "worker.log").read_text()
+    # Each step of each run, in order.
+    for model in ("tiny-qwen", "tiny-llama"):
+        assert [t for t in told if t[0] == model] == [
+            (model, step, 6) for step in range(1, 7)
+        ]
+    assert not (tmp_path / "ray").exists()
+    assert capfd.readouterr().out == ""
+    # Again: nothing is left to do, so no cluster is asked for.
+    again = grid.run(
+        plan(both), questions(), [variety], tmp_path,
+        engine="ray", address="10.255.255.1:1",
+    )  # fmt: skip
+    assert [run.status for run in again.runs] == ["done", "done"]
+
+
+def test_halving_and_an_object_store(machines, here, both, tmp_path):
+    """The workers share no directory with the driver; what is paused at a
+    rung and goes on is the run that was never paused."""
+    found = grid.run(
+        plan(both),
+        questions(),
+        [variety],
+        tmp_path / "grid",
+        halving=Halving(2),
+        engine="ray",
+        address=machines.address,
+        storage=f"file://{tmp_path}/store",
+    )
+    for run, expected in zip(found.runs, here.runs, strict=True):
+        assert_same(run, expected)
+        # No tiny model is ever right, so all are equal and all go on.
+        rungs = read_rungs(run.directory)
+        assert [(r.step, r.decision) for r in rungs] == [
+            (2, PROMOTED),
+            (4, PROMOTED),
+        ]
+        assert list(run.directory.glob("checkpoint-*")) == []
+        there = tmp_path / "store" / "runs" / run.directory.name
+        assert (there / "checkpoint-6" / "complete").exists()
+    first, second = (read_rungs(run.directory)[0] for run in found.runs)
+    assert sorted([first.compared, second.compared]) == [1, 2]
+    assert {first.cutoff, second.cutoff} == {None, 0.0}
+
+
+def test_steering_while_the_workers_train(machines, here, both, tmp_path):
+    """One run is stopped, a warm clone of another is made: the same call
+    trains the clone. One fails, and the others go on."""
+    done = []
+
+    def progress(run, step, steps, row):
+        if done or step < 3:
+            return
+        done.append(step)
+        waiting = steering.find(tmp_path, "tiny-qwen lr=0.002")
+        steering.stop(waiting)
+        steering.clone(
+            steering.find(tmp_path, run.short_model + " lr=0.001 max_steps=6"),
+            {
+                "learning_rate": 5e-4,
+                "lr_scheduler": "constant",
+                "max_steps": 9,
+            },
+            warm=True,
+        )
+
+    more = quick_settings(both[0], learning_rate=2e-3, max_steps=40)
+    bad = quick_settings("no model at all", max_steps=1)
+    found = grid.run(
+        [*plan(both), more, bad],
+        questions(),
+        [variety],
+        tmp_path,
+        progress=progress,
+        engine="ray",
+        address=machines.address,
+    )
+    first, second, stopped, failed, clone = found.runs
+    assert_same(first, here.runs[0])
+    assert_same(second, here.runs[1])
+    assert stopped.status == "stopped" and stopped.steps < 40
+    assert clone.status == "done"
+    assert clone.metrics["step"].min() == clone.clone["step"] + 1
+    assert clone.metrics["learning_rate"].unique().tolist() == [5e-4]
+    assert clone.steps == 9
+    # What raises is no lost worker: it is not tried again.
+    assert failed.status == "failed"
+    assert "There is no model" in failed.reason
+    assert len(starts(failed)) == 1
+    board = found.leaderboard()
+    assert (board["parent"] != "").sum() == 1
+
+
+# --- What is refused before anything starts ---------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"gpus": 1}, "1 GPUs of one machine, but .* 1 CPU cores and 0 GPUs"),
+        ({"cpus": 2}, "2 CPU cores .* no run would ever start"),
+    ],
+)
+def test_a_cluster_that_is_too_small(machines, both, tmp_path, options, told):
+    with pytest.raises(LabError, match=told):
+        grid.run(
+            plan(both[:1]), questions(), [variety], tmp_path, engine="ray",
+            address=machines.address, **options,
+        )  # fmt: skip
+    [run] = grid.load(tmp_path).runs
+    assert not (run.directory / "metrics.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"engine": "slurm"}, "no engine 'slurm'"),
+        ({"address": "auto"}, "address can only be set for the workers"),
+        ({"engine": "ray", "cpus": 0}, "can't have 0 CPU cores"),
+        ({"engine": "ray", "retries": -1}, "-1 retries"),
+    ],
+)
+def test_what_no_engine_takes(quick, tiny_splits, tmp_path, options, told):
+    with pytest.raises(LabError, match=told):
+        grid.run([quick], tiny_splits, [variety], tmp_path / "g", **options)
+    assert not (tmp_path / "g").exists()
+
+
+def test_a_storage_that_is_none(quick, tiny_splits, tmp_path):
+    with pytest.raises(LabError, match="ftp"):
+        grid.run(
+            [quick], tiny_splits, [variety], tmp_path / "g", engine="ray",
+            storage="ftp://somewhere/else",
+        )  # fmt: skip
+
+
+def test_an_address_where_nothing_is(quick, tiny_splits, tmp_path):
+    with pytest.raises(LabError, match="no Ray cluster at '127.0.0.1:1'"):
+        grid.run(
+            [quick], tiny_splits, [variety], tmp_path / "g", engine="ray",
+            address="127.0.0.1:1",
+        )  # fmt: skip
+
+
+def test_machines_that_do_not_fit():
+    """Other versions train other runs; another disk takes results away."""
+    wanted, mark = {"trl": "1.16.0"}, Path("/share/grid/grid.json")
+    fine = {"host": "two", "sees": True, "versions": wanted}
+
+    def look(**changes):
+        told = fine | changes
+        cluster._refuse_stranger(told, wanted, mark, cluster.SHARE_OR_STORE)
+
+    look()
+    for other in ({"trl": "1.15.0"}, {}):
+        with pytest.raises(LabError, match="On the machine two the package"):
+            look(versions=other)
+    with pytest.raises(LabError, match="two does not see /share/grid, "):
+        look(sees=False)
+
+
+def test_without_ray_it_is_told(quick, tiny_splits, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(LabError, match="pip install 'ray"):
+        grid.run([quick], tiny_splits, [variety], tmp_path / "g", engine="ray")
+
+
+def test_a_grid_in_one_process_needs_no_ray():
+    """The import costs seconds, and a learner may not have it."""
+    program = (
+        "import sys; import grpo_lab.grid, grpo_lab.grid.steering; "
+        "sys.exit('ray' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+
+
+def test_the_pretended_machines_listen_here_alone(machines):
+    """Ray has no password: whoever reaches a port may run code."""
+    import psutil
+
+    here = {
+        connection.laddr.ip.removeprefix("::ffff:")
+        for process in psutil.process_iter()
+        if process.status() != psutil.STATUS_ZOMBIE
+        and any("ray" in part for part in process.cmdline())
+        for connection in process.net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN
+    }
+    assert here == {"127.0.0.1"}
+
+
+# --- ASHA -------------------------------------------------------------------
+
+
+class Arrivals:
+    """Runs that report to a referee, as trials of Tune would."""
+
+    def __init__(self, place, settings, **halving):
+        for run in grid.load(place).runs:
+            (run.directory / "result.json").unlink(missing_ok=True)
+        self.jobs = [job_at(run.directory) for run in grid.load(place).runs]
+        self.referee = on_ray.Referee(Halving(**halving), self.jobs)
+        self.trials = [
+            types.SimpleNamespace(
+                trial_id=f"trial-{number}", config={"run": job.directory.name}
+            )
+            for number, job in enumerate(self.jobs)
+        ]
+        for trial in self.trials:
+            self.referee.on_trial_add(None, trial)
+
+    def report(self, number: int, step: int, accuracy: float) -> str:
+        result = {"done": False, "step": step, "accuracy": accuracy}
+        return self.referee.on_trial_result(None, self.trials[number], result)
+
+
+@pytest.fixture
+def planned(tiny_qwen, tmp_path):
+    """Directories of four runs of eight steps that nobody has trained."""
+    settings = [
+        quick_settings(tiny_qwen, learning_rate=rate, max_steps=8)
+        for rate in (1e-3, 2e-3, 3e-3, 4e-3)
+    ]
+    from grpo_lab.files import write_json
+    from grpo_lab.grid.plan import plan as plan_of
+
+    records = plan_of(settings, questions(), [variety], tmp_path)
+    for directory, record in records.items():
+        write_json(directory / "settings.json", record)
+    return tmp_path, settings
+
+
+def test_the_decisions_of_asha(planned):
+    place, settings = planned
+    four = Arrivals(place, settings, first=2)
+    # The first to arrive goes on; then who is among the better half of what
+    # has arrived before.
+    assert four.report(0, 2, 0.4) == "CONTINUE"
+    assert four.report(1, 2, 0.3) == "STOP"
+    assert four.report(2, 2, 0.5) == "CONTINUE"
+    assert four.report(3, 2, 0.45) == "CONTINUE"
+    assert four.report(2, 4, 0.5) == "CONTINUE"
+    assert four.report(0, 4, 0.2) == "STOP"
+    told = [grid.load(place).runs[n] for n in (0, 1)]
+    assert [run.status for run in told] == ["stopped", "stopped"]
+    assert told[0].reason.startswith("stopped by halving after step 4 of 8")
+    assert told[1].reason == (
+        "stopped by halving after step 2 of 8: 30.0% of the held-out "
+        "questions right, and 40.0% were needed among 2 runs"
+    )
+    [rung] = read_rungs(told[1].directory)
+    assert (rung.decision, rung.cutoff, rung.compared) == (STOPPED, 0.4, 2)
+
+
+def test_the_decisions_outlive_the_driver(planned):
+    """A referee that begins anew knows what was decided before."""
+    place, settings = planned
+    first = Arrivals(place, settings, first=2)
+    assert first.report(0, 2, 0.6) == "CONTINUE"
+    assert first.report(1, 2, 0.8) == "CONTINUE"
+    again = Arrivals(place, settings, first=2)
+    assert sorted(again.referee.recorded(2).values()) == [0.6, 0.8]
+    assert again.report(2, 2, 0.65) == "STOP"  # the first of all otherwise
+    assert again.report(3, 2, 0.75) == "CONTINUE"
+    # And a run that is past its rung is asked about the next one only.
+    assert job_at(again.jobs[1].directory).next_rung(Halving(2)) == 4
+
+
+def test_what_ends_is_not_compared_again(planned):
+    place, settings = planned
+    four = Arrivals(place, settings, first=2)
+    trial = four.trials[0]
+    assert four.referee.on_trial_result(None, trial, {"done": True}) == (
+        "CONTINUE"
+    )
+    last = {"done": True, "step": 8, "accuracy": 0.9}
+    four.referee.on_trial_complete(None, trial, last)
+    assert four.referee.recorded(2) == {}
+
+
+def test_the_defaults_of_a_cluster():
+    assert Cluster() == Cluster("", 1, 0, 3, "")
