@@ -45,10 +45,10 @@ def read_json(path: Path) -> dict | None:
         LabError: somebody or something has broken it.
     """
     path = Path(path)
-    if not path.is_file():
-        return None
     try:
         return json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+        return None
     except ValueError as error:
         raise LabError(
             f"{path} is broken: {error}. No program of these lessons leaves "

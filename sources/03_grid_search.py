@@ -85,6 +85,8 @@ MICRO_BATCH: int = 0  # completions in one forward pass: lower it for memory
 MAX_COMPLETION_LENGTH: int = 0  # tokens that a completion may have
 SEED: int = 42  # of the adapters, the rollouts and the choice of questions
 LEVERS_OFF: list[str] = []  # of "What makes it fast"; ["all"]: plain TRL
+ENGINE: str = "process"  # or "ray": runs side by side on workers, lesson 5
+ADDRESS: str = ""  # of a Ray cluster; "" starts one on this machine
 OUTPUT_DIR: str = "runs/03_grid_search"  # every file is written below it
 
 # %% [markdown]
@@ -151,7 +153,10 @@ from grpo_lab import grid
 from rewards import FIVE_PART
 
 grid_dir = output_dir / "grid"
-grid.check(settings, splits, FIVE_PART, grid_dir)
+engine = {"engine": ENGINE}
+if ENGINE == "ray":
+    engine |= {"address": ADDRESS, "gpus": int(device.is_gpu)}
+grid.check(settings, splits, FIVE_PART, grid_dir, **engine)
 print(f"{grid_dir} can be used.")
 
 # %% [markdown]
@@ -415,6 +420,7 @@ results = grid.run(
     grid_dir,
     eval_batch_size=profile.eval_batch_size,
     progress=live.update,
+    **engine,
 )
 for run in results.failed:
     print(f"FAILED {run.name}: {run.reason}")

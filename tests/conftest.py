@@ -89,6 +89,33 @@ def tiny_splits():
     return load_splits("pocket", train_rows=10, eval_rows=6, seed=1)
 
 
+@pytest.fixture(scope="session")
+def machines():
+    """Two machines of one core each, as Ray sees it."""
+    from grpo_lab.grid.cluster import PretendedCluster
+
+    with PretendedCluster() as two:
+        yield two
+
+
+@pytest.fixture(scope="session")
+def both(tiny_qwen, tiny_llama) -> list[str]:
+    """The models of a small grid."""
+    return [str(tiny_qwen), str(tiny_llama)]
+
+
+@pytest.fixture(scope="session")
+def here(both, tmp_path_factory):
+    """The grid of `ray_grid`, in this process on one thread."""
+    from killed_grid import variety
+    from ray_grid import plan, questions
+
+    from grpo_lab import grid
+
+    place = tmp_path_factory.mktemp("here")
+    return grid.run(plan(both), questions(), [variety], place)
+
+
 @pytest.fixture
 def plain_main(monkeypatch):
     """A `__main__` that multiprocessing can start from.

@@ -1,5 +1,6 @@
 """A grid on Ray as a program of its own, so that its driver can be killed."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -16,6 +17,34 @@ def questions():
     from grpo_lab.data import load_splits
 
     return load_splits("pocket", train_rows=4, eval_rows=3, seed=3)
+
+
+def starts(run) -> list[dict]:
+    """Where and when a run was begun or gone on with."""
+    return json.loads((run.directory / "environment.json").read_text())
+
+
+def assert_same(run, expected) -> None:
+    """A run is done, and is another one bit for bit, each step once."""
+    import pandas as pd
+    import torch
+    from safetensors.torch import load_file
+
+    assert run.status == "done", run.reason
+    changing = ["seconds", "memory_gib"]
+    pd.testing.assert_frame_equal(
+        run.metrics.drop(columns=changing),
+        expected.metrics.drop(columns=changing),
+        check_exact=True,
+    )
+    ours, theirs = (
+        load_file(one.adapter / "adapter_model.safetensors")
+        for one in (run, expected)
+    )
+    assert ours.keys() == theirs.keys() and ours
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert run.evaluation.answers == expected.evaluation.answers
+    assert run.base.answers == expected.base.answers
 
 
 def main(output_dir: str, address: str, *models: str) -> None:

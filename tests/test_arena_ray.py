@@ -1,5 +1,6 @@
 """Members on the workers of a Ray cluster: the same lineage, come what may."""
 
+import collections
 import contextlib
 import functools
 import os
@@ -7,15 +8,29 @@ import signal
 import time
 from pathlib import Path
 
+import filelock
 import pandas as pd
 import pytest
 from conftest import quick_settings
+from ray.exceptions import ActorDiedError
+from test_arena_client import REWARD, furnished, small, written
+from typer.testing import CliRunner
 
-from grpo_lab.arena import records
-from grpo_lab.arena.evolution import Rules
+from grpo_lab.arena import (
+    LocalArena,
+    cli,
+    engine,
+    experiment,
+    job,
+    nursery,
+    population,
+    records,
+)
+from grpo_lab.arena.evolution import Member, Rules
 from grpo_lab.arena.population import Plan, Population, Stopped
 from grpo_lab.data import load_splits
-from grpo_lab.grid.cluster import Cluster, PretendedCluster
+from grpo_lab.errors import LabError
+from grpo_lab.grid.cluster import Cluster, PretendedCluster, connected
 
 UNLIKE = ["seconds", "memory_gib"]
 """Columns that no two runs have in common."""
@@ -46,10 +61,10 @@ def splits():
 
 @pytest.fixture(scope="module")
 def plan(tiny_qwen) -> Plan:
-    """Two generations of two steps, and one of one step."""
+    """Two generations of two steps."""
     settings = quick_settings(
         tiny_qwen,
-        max_steps=5,
+        max_steps=4,
         lr_scheduler="constant",
         warmup_share=0.0,
         beta=0.01,
@@ -68,9 +83,17 @@ def expected(plan, splits, tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def cluster():
-    """Two machines with room for one worker each; a test loses one."""
-    with PretendedCluster(machines=2, cpus=1) as pretended:
+def cluster(tmp_path_factory):
+    """Two machines with room for one worker each; a test loses one.
+
+    The connection is kept, which spares each test some processes. So a
+    population has to give its workers' room back.
+    """
+    place = tmp_path_factory.mktemp("shared")
+    with (
+        PretendedCluster(machines=2, cpus=1) as pretended,
+        connected(Cluster(pretended.address), place, mark=""),
+    ):
         yield pretended
 
 
@@ -78,11 +101,10 @@ def cluster():
 def parallel(plan, splits, cluster, tmp_path):
     """Makes the population in a directory, on the workers of the cluster."""
 
-    def make(function=reward, progress=None, **options) -> Population:
-        workers = Cluster(cluster.address, **options)
+    def make(function=reward, progress=None) -> Population:
         return Population(
             plan, splits, splits.eval, function, tmp_path, progress,
-            workers=workers,
+            workers=Cluster(),
         )  # fmt: skip
 
     return make
@@ -165,7 +187,7 @@ def test_a_lost_worker_and_a_lost_machine_change_nothing(
 
     parallel(after(die), progress).train()
     assert (seen / "dead").exists() and len(cluster.machines) == 1
-    assert len(made) == len(set(made)) == 10
+    assert len(made) == len(set(made)) == 8
     assert_same(tmp_path, expected)
 
 
@@ -194,3 +216,157 @@ def test_what_fails_on_a_worker_fails_here(parallel, tmp_path):
     with pytest.raises(ValueError, match="^no reward today$"):
         parallel(after(fail)).train()
     assert not (tmp_path / "population.json").exists()
+
+
+def test_a_member_is_held_by_whoever_trains_it(
+    plan, splits, tmp_path, monkeypatch
+):
+    """One that was given up as lost may still be at it."""
+    folder = records.member_folder(tmp_path, 0)
+    folder.mkdir(parents=True)
+    one = Population(plan, splits, splits.eval, reward, tmp_path)
+    monkeypatch.setattr(nursery, "HOLD_SECONDS", 0.1)
+    with (
+        filelock.FileLock(folder / "member.lock"),
+        pytest.raises(LabError, match="Member 0 is trained by another"),
+    ):
+        one.train()
+    assert not (folder / "metrics.csv").exists()
+
+
+def test_workers_that_are_lost_again_and_again(
+    plan, splits, tmp_path, monkeypatch
+):
+    """Over an errand, and before they have one."""
+    from grpo_lab.arena import on_ray
+
+    def lost(call):
+        raise ActorDiedError
+
+    monkeypatch.setattr(on_ray.ray, "get", lost)
+    monkeypatch.setattr(on_ray.ray, "kill", lambda worker: None)
+    hired, waiting = [], collections.deque()
+    crew = Population(
+        plan, splits, splits.eval, reward, tmp_path,
+        workers=Cluster(retries=1),
+    ).nursery  # fmt: skip
+    monkeypatch.setattr(crew, "_hire", lambda: hired.append("another"))
+    log = tmp_path / "worker.log"
+    log.write_text("Killed\n")
+    errand = on_ray.Errand(
+        "raise_to", (), log, member=Member(4, 0.1, 0), target=2
+    )
+    crew.busy = {"call": ("worker", errand)}
+    crew._ended("call", waiting)
+    assert list(waiting) == [errand] and hired == ["another"]
+    crew.busy = {"call": ("worker", errand)}
+    with pytest.raises(LabError, match="of member 4 was lost, 2 in all.*Kil"):
+        crew._ended("call", waiting)
+    crew.asked, crew.never_came = {"call": "worker"}, 0
+    for _ in range(4):  # two workers, each of them twice
+        crew._came("call", waiting)
+        crew.asked = {"call": "worker"}
+    with pytest.raises(LabError, match="No worker .* starts.*said: .*See"):
+        crew._came("call", waiting)
+
+
+# --- How it is asked for ----------------------------------------------------
+
+
+@pytest.fixture
+def arena(tmp_path, tiny_qwen, monkeypatch):
+    """An arena with an experiment `e`; no job is ever started."""
+    monkeypatch.setattr(job, "start", lambda folder: None)
+    made = furnished(tmp_path)
+    made.submit_experiment(
+        small(tiny_qwen),
+        written(tmp_path, REWARD),
+        experiment_name="e",
+        engine="ray",
+        address="10.0.0.1:6379",
+        cpus=2,
+    )
+    return made
+
+
+def workers_of(arena: LocalArena, monkeypatch) -> Cluster | None:
+    """What the job of the experiment would hand to its population."""
+    seen = []
+    monkeypatch.setattr(
+        population, "Population", lambda *values: seen.append(values[-1])
+    )
+    experiment.population(arena.home / "experiments" / "e")
+    return seen[0]
+
+
+def test_the_engine_is_no_part_of_the_experiment(arena, monkeypatch):
+    """It is kept beside, and whoever goes on may choose another one."""
+    folder = arena.home / "experiments" / "e"
+    wanted = Cluster("10.0.0.1:6379", cpus=2)
+    assert workers_of(arena, monkeypatch) == wanted
+    assert "10.0.0.1" not in (folder / "experiment.json").read_text()
+    job.Status(folder).tell(status="stopped")
+    arena.resume_experiment("e")
+    assert workers_of(arena, monkeypatch) == wanted
+    arena.resume_experiment("e", engine="process")
+    assert workers_of(arena, monkeypatch) is None
+
+
+def test_what_is_submitted_again_may_have_another_engine(
+    arena, tmp_path, tiny_qwen, monkeypatch
+):
+    job.Status(arena.home / "experiments" / "e").tell(status="stopped")
+    again = small(tiny_qwen), tmp_path / "reward.py"
+    options = {"experiment_name": "e", "resume": True}
+    found = arena.submit_experiment(*again, **options)
+    assert workers_of(arena, monkeypatch).cpus == 2
+    assert [one.path for one in found.findings if "worker" in one.text] == [
+        "engine"
+    ]
+    arena.submit_experiment(*again, **options, engine="ray", gpus=0.5)
+    assert workers_of(arena, monkeypatch) == Cluster(gpus=0.5)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"engine": "slurm"}, "no engine 'slurm'.*Type engine="),
+        ({"engine": "process", "cpus": 2}, "cpus can only be set.*Add engine"),
+        ({"address": "auto"}, "address can only be set.*Add engine='ray'"),
+        ({"engine": "ray", "cpu": 2}, "no option 'cpu'. It has address, cpus"),
+        ({"engine": "ray", "storage": "s3://b"}, "no option 'storage'"),
+        ({"engine": "ray", "cpus": 0}, "can't have 0 CPU cores"),
+    ],
+)
+def test_what_no_engine_takes(arena, options, told):
+    before = engine.noted(arena.home / "experiments" / "e")
+    job.Status(arena.home / "experiments" / "e").tell(status="stopped")
+    with pytest.raises(LabError, match=told):
+        arena.resume_experiment("e", **options)
+    assert engine.noted(arena.home / "experiments" / "e") == before
+
+
+def test_a_terminal_asks_for_workers(arena, monkeypatch):
+    asked = []
+    monkeypatch.setattr(cli, "LocalArena", lambda home: arena)
+    monkeypatch.setattr(
+        arena,
+        "resume_experiment",
+        lambda *values, **options: asked.append((values, options)) or {
+            "status": "queued", "step": 0, "steps": 4,
+        },
+    )  # fmt: skip
+    line = "experiments resume e --engine ray --address auto --gpus 0.5"
+    result = CliRunner().invoke(cli.app, line.split())
+    assert result.exit_code == 0, result.output
+    assert asked == [
+        (("e", None, "ray"), {"address": "auto", "gpus": 0.5}),
+    ]
+
+
+def test_a_directory_that_workers_can_not_have(plan, splits, tmp_path):
+    with pytest.raises(LabError, match="can't be kept in s3://b.*share"):
+        Population(
+            plan, splits, splits.eval, reward, tmp_path,
+            workers=Cluster(storage="s3://b"),
+        )  # fmt: skip

@@ -11,7 +11,7 @@ from fake_grid import graded
 from killed_grid import variety
 from safetensors.torch import load_file
 
-from grpo_lab import grid, training
+from grpo_lab import evaluation, grid, training
 from grpo_lab.errors import LabError
 from grpo_lab.evaluation import Evaluation
 from grpo_lab.grid import Halving, engines
@@ -88,8 +88,10 @@ def test_decisions_are_kept_and_told(tmp_path):
     assert (first.step, second.step) == (4, 8)
     assert second.reason(32) == (
         "stopped by halving after step 8 of 32: 40.0% of the held-out "
-        "questions right, and 50.0% were needed among 3 runs"
+        "questions right, where 50.0% were needed among 3 runs"
     )
+    tied = Rung(8, 0.5, STOPPED, 0.5, 3)
+    assert "50.0% and better form were needed" in tied.reason(32)
 
 
 # --- With runs that train ---------------------------------------------------
@@ -178,7 +180,10 @@ def test_halving_here(full, three, tiny_splits, tmp_path, judged):
     json.dumps(found.summary(), allow_nan=False)
     saved = found.savings(full)
     assert (saved["completions"], saved["of"]) == (4 * 12, 4 * 18)
-    assert saved["same_winner"] in (True, False)
+    assert saved["winner"] == winner.name
+    assert saved["full_winner"] == full.best.name
+    assert saved["same_winner"] == (winner.name == full.best.name)
+    assert full.savings(full)["share"] == 1
 
 
 def test_a_second_start_changes_nothing(
@@ -198,12 +203,14 @@ def test_a_second_start_changes_nothing(
 def test_a_kill_between_two_decisions(
     three, tiny_splits, tmp_path, judged, monkeypatch
 ):
-    """Half of a rung's decisions are written: the rest comes out the same."""
+    """Half of a rung's decisions are written: the rest comes out the same,
+    and what was to be stopped does not go on."""
     note = engines.note_rung
 
     def killed(directory, rung):
         note(directory, rung)
-        raise KeyboardInterrupt
+        if rung.decision == STOPPED:
+            raise KeyboardInterrupt
 
     monkeypatch.setattr(engines, "note_rung", killed)
     with pytest.raises(KeyboardInterrupt):
@@ -229,6 +236,10 @@ def test_evaluation_at_a_rung_leaves_the_policy_as_it_was(
                 model, tokenizer,
             )  # fmt: skip
             assert training.train(trainer, until=until) == until
+            evaluation.evaluate(
+                trainer.model, tokenizer, tiny_splits.eval, 8, 3,
+                levers=quick.levers,
+            )  # fmt: skip
         weights = load_file(
             tmp_path / place / "checkpoint-3" / "adapter_model.safetensors"
         )
@@ -241,6 +252,16 @@ def test_evaluation_at_a_rung_leaves_the_policy_as_it_was(
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     for key, values in their_state.items():
         assert torch.equal(our_state[key]["exp_avg"], values["exp_avg"])
+
+
+def test_another_halving_is_refused(three, tiny_splits, tmp_path, judged):
+    """Its rungs lie where these runs were not compared."""
+    grid.run(three, tiny_splits, [variety], tmp_path, halving=Halving(4))
+    for other in (None, Halving(2), Halving(4, 3)):
+        with pytest.raises(LabError, match="was begun with halving=Halving"):
+            grid.run(three, tiny_splits, [variety], tmp_path, halving=other)
+        with pytest.raises(LabError, match="was begun with halving=Halving"):
+            grid.check(three, tiny_splits, [variety], tmp_path, halving=other)
 
 
 def test_runs_that_fail_drop_out_of_the_comparison(

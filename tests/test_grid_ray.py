@@ -1,136 +1,128 @@
 """A grid on Ray: the same results as in one process, and the same steering."""
 
-import json
 import subprocess
 import sys
 import types
 from pathlib import Path
 
 import pandas as pd
+import psutil
 import pytest
-import torch
 from conftest import quick_settings
 from killed_grid import variety
-from ray_grid import plan, questions
-from safetensors.torch import load_file
+from ray_grid import assert_same, plan, questions, starts
 
 from grpo_lab import grid
 from grpo_lab.errors import LabError
+from grpo_lab.files import write_json
 from grpo_lab.grid import Halving, cluster, on_ray, steering
-from grpo_lab.grid.cluster import Cluster, PretendedCluster
-from grpo_lab.grid.halving import PROMOTED, STOPPED, read_rungs
+from grpo_lab.grid.cluster import Cluster
+from grpo_lab.grid.halving import (
+    PROMOTED,
+    STOPPED,
+    Rung,
+    note_rung,
+    read_rungs,
+)
 from grpo_lab.grid.jobs import job_at
-
-CHANGING = ["seconds", "memory_gib"]
-
-
-@pytest.fixture(scope="module")
-def machines():
-    """Two machines of one core each."""
-    with PretendedCluster() as two:
-        yield two
+from grpo_lab.grid.plan import plan as plan_of
 
 
-@pytest.fixture(scope="module")
-def both(tiny_qwen, tiny_llama):
-    return [str(tiny_qwen), str(tiny_llama)]
+def listening() -> set[str]:
+    """The addresses at which processes of Ray can be reached."""
+    return {
+        connection.laddr.ip.removeprefix("::ffff:")
+        for process in psutil.process_iter()
+        if process.status() != psutil.STATUS_ZOMBIE
+        and any("ray" in part for part in process.cmdline())
+        for connection in process.net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN
+    }
 
 
-@pytest.fixture(scope="module")
-def here(both, tmp_path_factory):
-    """The same runs in this process, on one thread."""
-    place = tmp_path_factory.mktemp("here")
-    return grid.run(plan(both), questions(), [variety], place)
-
-
-def assert_same(run: grid.Run, expected: grid.Run) -> None:
-    assert run.status == "done", run.reason
-    pd.testing.assert_frame_equal(
-        run.metrics.drop(columns=CHANGING),
-        expected.metrics.drop(columns=CHANGING),
-        check_exact=True,
-    )
-    ours, theirs = (
-        load_file(one.adapter / "adapter_model.safetensors")
-        for one in (run, expected)
-    )
-    assert ours.keys() == theirs.keys() and ours
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    assert run.evaluation.answers == expected.evaluation.answers
-    assert run.base.answers == expected.base.answers
-
-
-def starts(run: grid.Run) -> list[dict]:
-    return json.loads((run.directory / "environment.json").read_text())
-
-
-def test_the_same_results_as_in_one_process(
-    machines, here, both, tmp_path, capfd
-):
-    """Bit for bit; with a reward that exists nowhere but here."""
+def test_the_same_results_as_in_one_process(here, both, tmp_path, capfd):
+    """Bit for bit; with a reward that exists nowhere but here; on a cluster
+    that the call itself starts, reachable from this machine alone."""
 
     def variety(completions, **kwargs) -> list[float]:
         return [float(len(set(chat[0]["content"]))) for chat in completions]
 
-    told = []
+    told, reached = [], set()
+
+    def progress(run, step, steps, row):
+        told.append((run.short_model, step, steps))
+        if not reached:
+            reached.update(listening())
+
     found = grid.run(
-        plan(both),
-        questions(),
-        [variety],
-        tmp_path,
-        progress=lambda run, step, steps, row: told.append(
-            (run.short_model, step, steps)
-        ),
-        engine="ray",
-        address=machines.address,
-    )
+        plan(both), questions(), [variety], tmp_path,
+        progress=progress, engine="ray",
+    )  # fmt: skip
     for run, expected in zip(found.runs, here.runs, strict=True):
         assert_same(run, expected)
         [start] = starts(run)
         assert start["threads"] == 1
-        assert "Loading weights" in (run.directory / "worker.log").read_text()
+        log = (run.directory / "worker.log").read_text()
+        assert "to step 6 of 6" in log
     # Each step of each run, in order.
     for model in ("tiny-qwen", "tiny-llama"):
         assert [t for t in told if t[0] == model] == [
             (model, step, 6) for step in range(1, 7)
         ]
+    # Ray has no password: whoever reaches a port may run code.
+    assert reached == {"127.0.0.1"}
     assert not (tmp_path / "ray").exists()
     assert capfd.readouterr().out == ""
     # Again: nothing is left to do, so no cluster is asked for.
     again = grid.run(
         plan(both), questions(), [variety], tmp_path,
-        engine="ray", address="10.255.255.1:1",
+        engine="ray", address="127.0.0.1:1",
     )  # fmt: skip
     assert [run.status for run in again.runs] == ["done", "done"]
 
 
 def test_halving_and_an_object_store(machines, here, both, tmp_path):
-    """The workers share no directory with the driver; what is paused at a
-    rung and goes on is the run that was never paused."""
+    """The workers share no directory with the driver, one run is stopped by
+    ASHA, and what is paused at a rung and goes on was never paused."""
+    place = tmp_path / "grid"
+    records = plan_of(plan(both), questions(), [variety], place)
+    second = list(records)[1]
+    write_json(place / "grid.json", records[second]["grid"])
+    # No tiny model is ever right: this is what a driver before this one has
+    # noted, and the first run won't reach it.
+    note_rung(second, Rung(2, 0.5, PROMOTED, None, 1))
     found = grid.run(
-        plan(both),
-        questions(),
-        [variety],
-        tmp_path / "grid",
-        halving=Halving(2),
-        engine="ray",
-        address=machines.address,
+        plan(both), questions(), [variety], place, halving=Halving(2),
+        engine="ray", address=machines.address,
+        storage=f"file://{tmp_path}/store",
+    )  # fmt: skip
+    stopped, whole = found.runs
+    assert (stopped.status, stopped.steps) == ("stopped", 2)
+    assert "0.0% of the held-out questions right, where 50.0%" in (
+        stopped.reason
+    )
+    changing = ["seconds", "memory_gib"]
+    pd.testing.assert_frame_equal(
+        stopped.metrics.drop(columns=changing),
+        here.runs[0].metrics.drop(columns=changing)[:2],
+        check_exact=True,
+    )
+    assert_same(whole, here.runs[1])
+    assert [(r.step, r.decision) for r in read_rungs(whole.directory)] == [
+        (2, PROMOTED),
+        (4, PROMOTED),
+    ]
+    assert list(whole.directory.glob("checkpoint-*")) == []
+    [stored] = (tmp_path / "store").glob(f"*/runs/{whole.directory.name}")
+    assert (stored / "checkpoint-6" / "complete").exists()
+    # A clone finds its parent's checkpoint where the workers left it.
+    folder = steering.clone(
+        whole,
+        {"max_steps": 8},
+        warm=True,
         storage=f"file://{tmp_path}/store",
     )
-    for run, expected in zip(found.runs, here.runs, strict=True):
-        assert_same(run, expected)
-        # No tiny model is ever right, so all are equal and all go on.
-        rungs = read_rungs(run.directory)
-        assert [(r.step, r.decision) for r in rungs] == [
-            (2, PROMOTED),
-            (4, PROMOTED),
-        ]
-        assert list(run.directory.glob("checkpoint-*")) == []
-        there = tmp_path / "store" / "runs" / run.directory.name
-        assert (there / "checkpoint-6" / "complete").exists()
-    first, second = (read_rungs(run.directory)[0] for run in found.runs)
-    assert sorted([first.compared, second.compared]) == [1, 2]
-    assert {first.cutoff, second.cutoff} == {None, 0.0}
+    assert [p.name for p in (folder / "parent").iterdir()] == ["checkpoint-6"]
 
 
 def test_steering_while_the_workers_train(machines, here, both, tmp_path):
@@ -154,7 +146,7 @@ def test_steering_while_the_workers_train(machines, here, both, tmp_path):
             warm=True,
         )
 
-    more = quick_settings(both[0], learning_rate=2e-3, max_steps=40)
+    more = quick_settings(both[0], learning_rate=2e-3, max_steps=30)
     bad = quick_settings("no model at all", max_steps=1)
     found = grid.run(
         [*plan(both), more, bad],
@@ -168,7 +160,7 @@ def test_steering_while_the_workers_train(machines, here, both, tmp_path):
     first, second, stopped, failed, clone = found.runs
     assert_same(first, here.runs[0])
     assert_same(second, here.runs[1])
-    assert stopped.status == "stopped" and stopped.steps < 40
+    assert stopped.status == "stopped" and stopped.steps < 30
     assert clone.status == "done"
     assert clone.metrics["step"].min() == clone.clone["step"] + 1
     assert clone.metrics["learning_rate"].unique().tolist() == [5e-4]
@@ -179,6 +171,11 @@ def test_steering_while_the_workers_train(machines, here, both, tmp_path):
     assert len(starts(failed)) == 1
     board = found.leaderboard()
     assert (board["parent"] != "").sum() == 1
+    # What was stopped there goes on here.
+    steering.resume(stopped)
+    last = grid.run([*plan(both), more], questions(), [variety], tmp_path)
+    assert last.runs[2].status == "done"
+    assert last.runs[2].metrics["step"].tolist() == list(range(1, 31))
 
 
 # --- What is refused before anything starts ---------------------------------
@@ -265,18 +262,7 @@ def test_a_grid_in_one_process_needs_no_ray():
 
 
 def test_the_pretended_machines_listen_here_alone(machines):
-    """Ray has no password: whoever reaches a port may run code."""
-    import psutil
-
-    here = {
-        connection.laddr.ip.removeprefix("::ffff:")
-        for process in psutil.process_iter()
-        if process.status() != psutil.STATUS_ZOMBIE
-        and any("ray" in part for part in process.cmdline())
-        for connection in process.net_connections("tcp")
-        if connection.status == psutil.CONN_LISTEN
-    }
-    assert here == {"127.0.0.1"}
+    assert listening() == {"127.0.0.1"}
 
 
 # --- ASHA -------------------------------------------------------------------
@@ -311,12 +297,10 @@ def planned(tiny_qwen, tmp_path):
         quick_settings(tiny_qwen, learning_rate=rate, max_steps=8)
         for rate in (1e-3, 2e-3, 3e-3, 4e-3)
     ]
-    from grpo_lab.files import write_json
-    from grpo_lab.grid.plan import plan as plan_of
-
     records = plan_of(settings, questions(), [variety], tmp_path)
     for directory, record in records.items():
         write_json(directory / "settings.json", record)
+        write_json(tmp_path / "grid.json", record["grid"])
     return tmp_path, settings
 
 
@@ -336,7 +320,7 @@ def test_the_decisions_of_asha(planned):
     assert told[0].reason.startswith("stopped by halving after step 4 of 8")
     assert told[1].reason == (
         "stopped by halving after step 2 of 8: 30.0% of the held-out "
-        "questions right, and 40.0% were needed among 2 runs"
+        "questions right, where 40.0% were needed among 2 runs"
     )
     [rung] = read_rungs(told[1].directory)
     assert (rung.decision, rung.cutoff, rung.compared) == (STOPPED, 0.4, 2)
@@ -357,15 +341,23 @@ def test_the_decisions_outlive_the_driver(planned):
 
 
 def test_what_ends_is_not_compared_again(planned):
+    """Ray's own scheduler would count its end at the rungs that it left out,
+    as a clone does."""
     place, settings = planned
     four = Arrivals(place, settings, first=2)
-    trial = four.trials[0]
-    assert four.referee.on_trial_result(None, trial, {"done": True}) == (
-        "CONTINUE"
-    )
     last = {"done": True, "step": 8, "accuracy": 0.9}
-    four.referee.on_trial_complete(None, trial, last)
+    four.referee.on_trial_complete(None, four.trials[0], last)
     assert four.referee.recorded(2) == {}
+
+
+def test_what_somebody_resumes_is_left_alone(planned):
+    """Also when its worker began before."""
+    place, settings = planned
+    four = Arrivals(place, settings, first=2)
+    assert four.report(0, 2, 0.9) == "CONTINUE"
+    steering.resume(steering.find(place, "2"))
+    assert four.report(1, 2, 0.1) == "CONTINUE"
+    assert read_rungs(four.jobs[1].directory) == []
 
 
 def test_the_defaults_of_a_cluster():

@@ -325,7 +325,7 @@ def test_no_warm_clone_before_the_first_step(place):
 
     for checkpoint in run.directory.glob("checkpoint-*"):
         shutil.rmtree(checkpoint)
-    with pytest.raises(LabError, match="has no checkpoint yet"):
+    with pytest.raises(LabError, match="has no checkpoint here"):
         steering.clone(run, {"seed": 8}, warm=True)
 
 

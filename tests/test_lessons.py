@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import nbformat
+import pandas as pd
 import psutil
 import pytest
 
@@ -395,3 +396,121 @@ def test_the_arena_lesson_shows_what_it_promises(evolved):
     assert not any(out.get("name") == "stderr" for out in outputs)
     texts = [out.get("text", "") for out in outputs]
     assert sum(results["answer"] in text for text in texts) == 2
+
+
+@pytest.fixture(scope="module")
+def scaled_out(tmp_path_factory):
+    """The lesson on many workers, on a cluster pretended on this machine."""
+    output = tmp_path_factory.mktemp("lessons") / "05"
+    done = run_lesson("05_scale_out", output, "-p", "PROFILE", "pocket")
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    results = json.loads((output / "run" / "results.json").read_text())
+    notebook = nbformat.read(output / "05_scale_out.ipynb", as_version=4)
+    return output, results, notebook
+
+
+def test_a_worker_was_killed_and_nothing_was_lost(scaled_out):
+    """Its run was started twice, and ended as it does in one process."""
+    output, results, _ = scaled_out
+    [victim] = results["killed"]
+    folder = output / "run" / "grid" / "runs" / victim["run"]
+    starts = json.loads((folder / "environment.json").read_text())
+    assert len(starts) == 2
+    assert len({start["process"] for start in starts}) == 2
+    assert {start["threads"] for start in starts} == {1}
+    assert results["same_as_here"] == {
+        "metrics": True,
+        "adapter": True,
+        "answers": True,
+    }
+    assert {run["status"] for run in results["runs"]} == {"done"}
+    for run in results["runs"]:
+        file = output / "run" / "grid" / "runs" / run["directory"]
+        rows = pd.read_csv(file / "metrics.csv")
+        assert list(rows["step"]) == list(range(1, 25))
+        others = json.loads((file / "environment.json").read_text())
+        assert len(others) == (2 if run["directory"] == victim["run"] else 1)
+
+
+def test_two_workers_trained_the_grid(scaled_out):
+    """And a third one took the place of the one that was killed."""
+    output, _, _ = scaled_out
+    processes = {
+        start["process"]
+        for file in output.glob("run/grid/runs/*/environment.json")
+        for start in json.loads(file.read_text())
+    }
+    assert len(processes) == 3
+
+
+def test_halving_stopped_runs_and_says_what_it_saved(scaled_out):
+    _, results, _ = scaled_out
+    saved, halved = results["savings"], results["halved"]
+    own = [run for run in halved["runs"] if run["clone"] is None]
+    spent = sum(run["completions"] for run in own)
+    assert (spent, 4 * 24 * 64) == (saved["completions"], saved["of"])
+    assert results["rungs"] == [6, 12]
+    stopped = [run for run in own if run["status"] == "stopped"]
+    assert 1 <= len(stopped) <= 3
+    for run in stopped:
+        assert run["completions"] in (6 * 64, 12 * 64)
+        assert run["reason"].startswith("stopped by halving after step")
+    assert saved["share"] == pytest.approx(spent / saved["of"])
+
+
+def test_the_clone_went_on_with_its_own_rate(scaled_out):
+    output, results, _ = scaled_out
+    [clone] = [run for run in results["halved"]["runs"] if run["clone"]]
+    assert clone["status"] == "done"
+    runs = output / "run" / "halved" / "runs"
+    parent = json.loads(
+        (runs / clone["clone"]["parent"] / "settings.json").read_text()
+    )["settings"]
+    rows = pd.read_csv(runs / clone["directory"] / "metrics.csv")
+    assert list(rows["step"])[0] == clone["clone"]["step"] + 1
+    rate = clone["settings"]["learning_rate"]
+    assert rate != parent["learning_rate"]
+    steps, warm = clone["settings"]["max_steps"], 2
+    left = (steps - rows["step"] + 1) / (steps - warm)
+    assert list(rows["learning_rate"]) == pytest.approx(list(rate * left))
+
+
+def test_the_sweep_ran_both_seeds(scaled_out):
+    _, results, _ = scaled_out
+    assert [row["SEED"] for row in results["sweep"]] == [1, 2]
+    assert {row["state"] for row in results["sweep"]} == {"done"}
+    assert all(0 <= row["accuracy"] <= 1 for row in results["sweep"])
+
+
+def test_the_lesson_on_many_workers_shows_what_it_promises(scaled_out):
+    """Two timelines, three live tables that filled in, no word of Ray's."""
+    _, _, notebook = scaled_out
+    outputs = outputs_of(notebook)
+    kinds = [set(out.get("data", {})) for out in outputs]
+    assert sum("image/png" in kind for kind in kinds) == 2
+    assert not any(out.get("name") == "stderr" for out in outputs)
+    pages = [out.get("data", {}).get("text/html", "") for out in outputs]
+    live = [page for page in pages if "<progress" in page]
+    assert len(live) == 3
+    assert live[0].count("24/24") == 4
+    printed = "".join(out.get("text", "") for out in outputs)
+    assert "raylet" not in printed and "Traceback" not in printed
+    assert "metrics: equal\nadapter: equal\nanswers: equal" in printed
+    assert "$ python -m grpo_lab.grid runs list" in printed
+
+
+def test_no_process_of_the_cluster_is_left(scaled_out):
+    output, _, _ = scaled_out
+    left = [
+        process.pid
+        for process in psutil.process_iter()
+        if _directory(process) == str(output.parent)
+    ]
+    assert left == []
+
+
+def _directory(process: psutil.Process) -> str:
+    try:
+        return process.cwd()
+    except psutil.Error:
+        return ""

@@ -404,12 +404,12 @@ def _named(numbers: list[int]) -> str:
 
 def _told_of_losses(errand: Errand) -> str:
     words = last_line(errand.log) or "none"
-    whose = f"of member {errand.member.number} " if errand.member else ""
+    whose = f" of member {errand.member.number}" if errand.member else ""
     return (
-        f"The worker {whose}was lost {errand.losses} times, as a rule because "
-        "the machine's memory was full. Its last words were: "
-        f"{words} Have fewer workers on a machine, by more CPU cores or GPUs "
-        "for each, then resume the experiment: what was finished is kept."
+        f"The worker{whose} was lost, {errand.losses} in all, as a rule "
+        f"because the machine's memory was full. Its last words were: {words} "
+        "Have fewer workers on a machine, with more CPU cores or GPUs for "
+        "each, then resume the experiment: what was finished is kept."
     )
 
 

@@ -30,7 +30,7 @@ is done and goes on with what is not.
     results       the runs, compared
 """
 
-from grpo_lab.grid.engines import ENGINES, run
+from grpo_lab.grid.engines import ENGINES, check, run
 from grpo_lab.grid.estimates import (
     Pace,
     check_memory,
@@ -39,7 +39,7 @@ from grpo_lab.grid.estimates import (
 )
 from grpo_lab.grid.fingerprint import reward_fingerprint
 from grpo_lab.grid.halving import Halving
-from grpo_lab.grid.plan import check, expand
+from grpo_lab.grid.plan import expand
 from grpo_lab.grid.results import Grid, Run, load
 from grpo_lab.grid.single import open_run
 from grpo_lab.grid.work import Progress, reason

@@ -70,6 +70,12 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="start from the run's last checkpoint",
     )
+    one.add_argument(
+        "--storage",
+        default="",
+        metavar="URI",
+        help="where the checkpoints are, if the grid uses an object store",
+    )
     return parser
 
 
@@ -88,13 +94,18 @@ def _act(arguments: argparse.Namespace) -> str:
         return f"{run.name} goes on."
     names = [name.strip() for name in arguments.rewards.split(",") if name]
     folder = steering.clone(
-        run, steering.read_changes(arguments.set), arguments.warm, names
+        run,
+        steering.read_changes(arguments.set),
+        arguments.warm,
+        names,
+        arguments.storage,
     )
     return f"{folder.name} is a run of this grid now."
 
 
 def _text(frame) -> str:
-    shown = frame.drop(columns="why").fillna("-")
+    shown = frame.drop(columns="why").astype(object)
+    shown = shown.where(shown.notna(), "-")
     told = [
         f"{run}: {why}"
         for run, why in zip(frame["run"], frame["why"], strict=True)

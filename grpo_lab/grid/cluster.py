@@ -26,7 +26,10 @@ ANSWER_SECONDS = 10.0
 
 QUIET = {"log_to_driver": False, "logging_level": "ERROR"}
 
-SHIPPED = ("HF_HOME", "HF_HUB_OFFLINE", "HF_HUB_DISABLE_TELEMETRY")
+SHIPPED = (
+    "HF_HOME", "HF_HUB_OFFLINE", "HF_HUB_DISABLE_TELEMETRY",
+    "TOKENIZERS_PARALLELISM",
+)  # fmt: skip
 """Environment variables that workers elsewhere get from here; no secrets."""
 
 
@@ -38,7 +41,9 @@ class Cluster:
         address: of a running cluster, such as "auto" (the one that this
             machine belongs to) or "10.0.0.1:6379". "" takes the one that this
             process is connected to; if there is none it starts one on this
-            machine alone and ends it afterwards.
+            machine alone, with the GPUs that `CUDA_VISIBLE_DEVICES` names
+            (`environment.prepare` sets it to the first one), and ends it
+            afterwards.
         cpus: CPU cores of each run; a run computes with so many threads.
         gpus: GPUs of each run, such as 1, or 0.5 for two runs on one.
         retries: times that a run goes on elsewhere after its worker was lost.
@@ -142,10 +147,13 @@ def _connect(address: str, own: contextlib.ExitStack) -> None:
             **QUIET,
         )
         return
+    if address.startswith(f"{LOOPBACK}:"):
+        own.enter_context(_loopback_only())
     passed = {k: os.environ[k] for k in SHIPPED if k in os.environ}
     try:
         ray.init(address, runtime_env={"env_vars": passed}, **QUIET)
-    except (ConnectionError, ValueError) as error:
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        # The last: another version of Ray or Python there.
         why = str(error).splitlines()[0].rstrip(".")
         raise _no_cluster(address, why) from error
 
@@ -186,17 +194,17 @@ class PretendedCluster:
         from ray.cluster_utils import Cluster as Nodes
 
         self._own = contextlib.ExitStack()
-        self._own.enter_context(_handlers_kept())
         self._own.enter_context(_loopback_only())
         node = {"num_cpus": cpus, "node_ip_address": LOOPBACK}
-        self._nodes = Nodes(
-            initialize_head=True,
-            head_node_args={**node, "include_dashboard": False},
-        )
-        self._own.callback(self._nodes.shutdown)
-        self.machines = [self._nodes.head_node]
-        for _ in range(machines - 1):
-            self.machines.append(self._nodes.add_node(**node))
+        with _handlers_kept():
+            self._nodes = Nodes(
+                initialize_head=True,
+                head_node_args={**node, "include_dashboard": False},
+            )
+            self._own.callback(self._nodes.shutdown)
+            self.machines = [self._nodes.head_node]
+            for _ in range(machines - 1):
+                self.machines.append(self._nodes.add_node(**node))
 
     @property
     def address(self) -> str:
@@ -217,6 +225,16 @@ class PretendedCluster:
 
     def __exit__(self, *error) -> None:
         self.close()
+
+
+def places(cluster: Cluster) -> int:
+    """Runs that can train at the same time, at least 1."""
+    import ray
+
+    there = ray.cluster_resources()
+    asked = {"CPU": cluster.cpus, "GPU": cluster.gpus}
+    rooms = [int(there.get(k, 0) / n) for k, n in asked.items() if n]
+    return max(1, min(rooms))
 
 
 def _refuse_small(cluster: Cluster) -> None:
@@ -243,6 +261,7 @@ def _refuse_small(cluster: Cluster) -> None:
 def _refuse_strangers(mark: Path | None, advice: str) -> None:
     """Ask each machine what it has installed, and what it sees."""
     import ray
+    from ray.exceptions import NodeDiedError, TaskUnschedulableError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     def look(path: str | None, names: list[str]) -> dict:
@@ -272,8 +291,10 @@ def _refuse_strangers(mark: Path | None, advice: str) -> None:
         if node["Alive"]
     ]
     wanted["grpo-lab"] = importlib.metadata.version("grpo-lab")
-    for told in ray.get(asked):
-        _refuse_stranger(told, wanted, mark, advice)
+    for answer in asked:
+        # Of a machine that was lost just now Ray does not know it at once.
+        with contextlib.suppress(NodeDiedError, TaskUnschedulableError):
+            _refuse_stranger(ray.get(answer), wanted, mark, advice)
 
 
 def _refuse_stranger(

@@ -9,7 +9,15 @@ from grpo_lab.data import Splits
 from grpo_lab.errors import LabError
 from grpo_lab.files import read_json, write_json
 from grpo_lab.grid.cluster import Cluster
-from grpo_lab.grid.halving import STOPPED, Halving, decide, note_rung
+from grpo_lab.grid.halving import (
+    STOPPED,
+    Halving,
+    decide,
+    note_halving,
+    note_rung,
+    read_rungs,
+    refuse_other_halving,
+)
 from grpo_lab.grid.jobs import Job, all_jobs
 from grpo_lab.grid.locks import claim
 from grpo_lab.grid.plan import plan
@@ -19,6 +27,49 @@ from grpo_lab.profiles import RunSettings
 
 ENGINES = ("process", "ray")
 """Names of the engines: one run after the other here, or many on workers."""
+
+
+def check(
+    settings: Sequence[RunSettings],
+    splits: Splits,
+    rewards: Sequence[Callable],
+    output_dir: Path | str,
+    *,
+    halving: Halving | None = None,
+    engine: str = "process",
+    **cluster: object,
+) -> None:
+    """Refuse a grid that can't run, before anything is loaded or written.
+
+    Args:
+        settings, splits, rewards, output_dir: as for `run`.
+        halving, engine, cluster: as for `run`; the cluster itself is not
+            looked at.
+
+    Raises:
+        LabError: two runs are the same, the directory belongs to another
+            grid, the disk is full, or there is no such engine.
+    """
+    _prepared(settings, splits, rewards, output_dir, halving, engine, cluster)
+
+
+def _prepared(
+    settings: Sequence[RunSettings],
+    splits: Splits,
+    rewards: Sequence[Callable],
+    output_dir: Path | str,
+    halving: Halving | None,
+    engine: str,
+    cluster: dict,
+) -> tuple[dict[Path, dict], Cluster | None]:
+    """The records of the runs, and the workers if there are any."""
+    workers = _workers(engine, cluster)
+    if halving:
+        steps = [one.steps(len(splits.train)) for one in settings]
+        halving.refuse_useless(steps or [0])
+    records = plan(settings, splits, rewards, Path(output_dir))
+    refuse_other_halving(Path(output_dir), halving)
+    return records, workers
 
 
 def run(
@@ -58,17 +109,18 @@ def run(
             be reached or has no machine that is large enough.
     """
     output_dir = Path(output_dir)
-    halving and _refuse_useless(halving, settings, splits)
-    workers = _workers(engine, cluster)
-    records = plan(settings, splits, rewards, output_dir)
+    records, workers = _prepared(
+        settings, splits, rewards, output_dir, halving, engine, cluster
+    )
     planned = list(records)
     work = Work(splits, rewards, eval_batch_size, progress)
     with claim(output_dir, next(iter(records.values()))["grid"]):
+        note_halving(output_dir, halving)
         for directory, record in records.items():
             if read_json(directory / "settings.json") != record:
                 write_json(directory / "settings.json", record)
         for job in all_jobs(output_dir, planned):
-            _reopen_failed(job)
+            _take_up(job)
             if not job.is_open:
                 tell_last(job, progress)
         if workers is None:
@@ -103,17 +155,15 @@ def _workers(engine: str, cluster: dict) -> Cluster | None:
     return Cluster(**cluster)
 
 
-def _refuse_useless(
-    halving: Halving, settings: Sequence[RunSettings], splits: Splits
-) -> None:
-    steps = [one.steps(len(splits.train)) for one in settings]
-    halving.refuse_useless(steps or [0])
+def _take_up(job: Job) -> None:
+    """What failed is tried again; what was stopped stays so.
 
-
-def _reopen_failed(job: Job) -> None:
-    """What failed is tried again; what was stopped stays so."""
+    A kill may have come between the decision to stop a run and its result.
+    """
     if status_of(job.directory)["status"] == "failed":
-        (job.directory / "result.json").unlink()
+        (job.directory / "result.json").unlink(missing_ok=True)
+    if not job.is_exempt:
+        _end_if_stopped(job)
 
 
 def _run_here(
@@ -173,5 +223,11 @@ def _decide(rung: int, found: Sequence[Job], halving: Halving) -> None:
     ):
         if job.is_open and job.next_rung(halving) == rung:
             note_rung(job.directory, one)
-            if one.decision == STOPPED:
-                job.end("stopped", one.reason(job.steps))
+            _end_if_stopped(job)
+
+
+def _end_if_stopped(job: Job) -> None:
+    """Note the end of a run about which its last rung has decided so."""
+    last = read_rungs(job.directory)[-1:]
+    if job.is_open and last and last[0].decision == STOPPED:
+        job.end("stopped", last[0].reason(job.steps))

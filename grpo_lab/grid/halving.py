@@ -73,6 +73,30 @@ class Halving:
             )
 
 
+def note_halving(output_dir: Path, halving: Halving | None) -> None:
+    """Note how the runs of a grid are halved, for its next start."""
+    if halving:
+        write_json(output_dir / "grid.halving.json", vars(halving))
+
+
+def refuse_other_halving(output_dir: Path, halving: Halving | None) -> None:
+    """Refuse to compare runs at rungs where they were not compared before.
+
+    Raises:
+        LabError: a run has begun, and the grid was halved otherwise.
+    """
+    if not any((output_dir / "runs").glob("*/metrics.csv")):
+        return
+    found = read_json(output_dir / "grid.halving.json")
+    before = Halving(**found) if found else None
+    if before != halving:
+        raise LabError(
+            f"{output_dir} was begun with halving={before}, and now it is "
+            f"{halving}: some of its runs are past the rungs of the other. "
+            "Set it back to go on, or choose another OUTPUT_DIR."
+        )
+
+
 @dataclass(frozen=True)
 class Rung:
     """What a run had reached at a rung, and what became of it.
@@ -93,10 +117,11 @@ class Rung:
 
     def reason(self, steps: int) -> str:
         """Why a run was stopped, in a sentence."""
+        more = "" if self.accuracy < self.cutoff else " and better form"
         return (
             f"stopped by halving after step {self.step} of {steps}: "
-            f"{self.accuracy:.1%} of the held-out questions right, and "
-            f"{self.cutoff:.1%} were needed among {self.compared} runs"
+            f"{self.accuracy:.1%} of the held-out questions right, where "
+            f"{self.cutoff:.1%}{more} were needed among {self.compared} runs"
         )
 
 

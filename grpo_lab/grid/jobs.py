@@ -14,6 +14,7 @@ from pathlib import Path
 
 import filelock
 
+from grpo_lab.errors import LabError
 from grpo_lab.evaluation import Evaluation
 from grpo_lab.files import read_json, write_json
 from grpo_lab.grid.halving import Halving, next_rung, rung_path
@@ -21,6 +22,9 @@ from grpo_lab.grid.results import clone_of, settings_of, status_of
 from grpo_lab.profiles import RunSettings
 
 UNFINISHED = "unfinished"
+
+HOLD_SECONDS = 120.0
+"""How long whoever takes up a run waits for a lost worker to be gone."""
 
 
 @dataclass(frozen=True)
@@ -73,26 +77,37 @@ class Job:
         (self.directory / "stop").unlink(missing_ok=True)
 
     @contextlib.contextmanager
-    def held(self, patience: float = 0.0) -> Iterator[None]:
+    def held(self, patience: float = HOLD_SECONDS) -> Iterator[None]:
         """Hold it, so that no second process trains it.
 
         Args:
             patience: seconds to wait for another process to let go.
 
         Raises:
-            filelock.Timeout: another one holds it.
+            LabError: another one holds it.
         """
-        lock = filelock.FileLock(self.directory / "run.lock", patience)
-        with lock:
+        lock = filelock.FileLock(self.directory / "run.lock")
+        try:
+            lock.acquire(timeout=patience)
+        except filelock.Timeout:
+            raise LabError(
+                f"Another process still trains {self.directory.name}, perhaps "
+                "a worker of an earlier start. Wait for it, or end it: "
+                "environment.json in the run's directory tells its machine "
+                "and number. Then run this again."
+            ) from None
+        try:
             yield
+        finally:
+            lock.release()
 
     @property
     def is_held(self) -> bool:
         """Whether a process trains it right now."""
         try:
-            with self.held():
+            with self.held(patience=0):
                 return False
-        except filelock.Timeout:
+        except LabError:
             return True
 
 

@@ -13,9 +13,11 @@ forgets the rungs: a scheduler is no part of what it saves.)
 
 import contextlib
 import os
+import re
 import shutil
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,6 +32,7 @@ os.environ.setdefault("TUNE_DISABLE_STRICT_METRIC_CHECKING", "1")
 os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
 
 from ray import cloudpickle, tune  # noqa: E402
+from ray.tune.error import TuneError  # noqa: E402
 from ray.tune.schedulers import (  # noqa: E402
     ASHAScheduler,
     FIFOScheduler,
@@ -37,9 +40,10 @@ from ray.tune.schedulers import (  # noqa: E402
 )
 from ray.tune.search import Searcher  # noqa: E402
 
-from grpo_lab import models  # noqa: E402
+from grpo_lab import environment, models  # noqa: E402
+from grpo_lab.errors import LabError  # noqa: E402
 from grpo_lab.files import last_line, read_metrics  # noqa: E402
-from grpo_lab.grid.cluster import Cluster, connected  # noqa: E402
+from grpo_lab.grid.cluster import Cluster, connected, places  # noqa: E402
 from grpo_lab.grid.fingerprint import unwrapped  # noqa: E402
 from grpo_lab.grid.halving import (  # noqa: E402
     PROMOTED,
@@ -54,10 +58,10 @@ from grpo_lab.grid.mirror import Mirror  # noqa: E402
 from grpo_lab.grid.work import Progress, Work, run_to  # noqa: E402
 
 LOOK_SECONDS = 1.0
-"""How often the driver looks for new steps."""
+"""How often the driver looks for new steps, and for new runs."""
 
-HOLD_SECONDS = 120.0
-"""How long a new worker waits for the one that it replaces to be gone."""
+ARRIVAL_SECONDS = 60.0
+"""How long the result of a run may take to be seen by the driver."""
 
 
 @dataclass(frozen=True)
@@ -91,10 +95,10 @@ def run(
     """Train what is not over, on a cluster; see `engines.run`.
 
     Raises:
-        LabError: the cluster can't be used; nothing was trained.
+        LabError: the cluster can't be used, or the driver can't go on.
         KeyboardInterrupt: somebody has interrupted it.
     """
-    mirror = Mirror(cluster.storage) if cluster.storage else None
+    mirror = Mirror(cluster.storage, output_dir) if cluster.storage else None
     task = Task(
         output_dir.resolve(),
         replace(work, progress=None),
@@ -103,37 +107,65 @@ def run(
         Path.cwd(),
         mirror,
     )
-    found = all_jobs(output_dir, planned)
-    if not any(job.is_open for job in found):
+    if not _open_jobs(output_dir, planned):
         return
     with connected(cluster, task.output_dir):
         _ship_by_value(work.rewards)
-        home = task.output_dir / "ray"
-        tuner = tune.Tuner(
-            tune.with_resources(
-                tune.with_parameters(GridTrial, task=task),
-                {"cpu": cluster.cpus, "gpu": cluster.gpus},
-            ),
-            tune_config=tune.TuneConfig(
-                search_alg=Queue(output_dir, planned, mirror),
-                scheduler=_scheduler(halving, found),
-                num_samples=-1,
-                reuse_actors=True,
-            ),
-            run_config=tune.RunConfig(
-                name=f"{time.time():.0f}",
-                storage_path=cluster.storage or str(home),
-                callbacks=[Watch(output_dir, planned, work.progress, mirror)],
-                failure_config=tune.FailureConfig(
-                    max_failures=cluster.retries
-                ),
-                verbose=0,
-            ),
-        )
+        # Somebody may resume or clone a run while the last one ends.
+        while _open_jobs(output_dir, planned):
+            queue = Queue(output_dir, planned, mirror)
+            _fit(task, queue, Watch(queue, work.progress), cluster)
+            if not queue.finished:
+                raise KeyboardInterrupt  # Tune has swallowed it
+
+
+def _open_jobs(output_dir: Path, planned: Sequence[Path]) -> list[Job]:
+    return [job for job in all_jobs(output_dir, planned) if job.is_open]
+
+
+def _fit(task: Task, queue: "Queue", watch: "Watch", cluster: Cluster) -> None:
+    """One experiment of Tune; nothing is ever read back from its files."""
+    home = task.output_dir / "ray"
+    found = all_jobs(queue.output_dir, queue.planned)
+    # With one of its searchers Tune starts one worker after the other.
+    os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(places(cluster))
+    tuner = tune.Tuner(
+        tune.with_resources(
+            tune.with_parameters(GridTrial, task=task),
+            {"cpu": cluster.cpus, "gpu": cluster.gpus},
+        ),
+        tune_config=tune.TuneConfig(
+            search_alg=queue,
+            scheduler=_scheduler(task.halving, found),
+            num_samples=-1,
+            reuse_actors=True,
+        ),
+        run_config=tune.RunConfig(
+            name=f"{time.time_ns()}",
+            storage_path=str(home),
+            callbacks=[watch],
+            failure_config=tune.FailureConfig(max_failures=cluster.retries),
+            verbose=0,
+        ),
+    )
+    try:
         tuner.fit()
+    except TuneError as error:
+        raise _told(error) from error
+    finally:
         shutil.rmtree(home, ignore_errors=True)
-    if any(job.is_open for job in all_jobs(output_dir, planned)):
-        raise KeyboardInterrupt  # Tune has swallowed it
+
+
+def _told(error: TuneError) -> LabError:
+    """The paragraph of ours that Tune has put into a traceback, if any."""
+    ours = re.findall(r"LabError: (.+)", str(error))
+    if ours:
+        return LabError(ours[-1])
+    last = [line for line in str(error).splitlines() if line.strip()][-1:]
+    return LabError(
+        f"Ray Tune ended with an error: {' '.join(last)[:300]} What was "
+        "trained is kept: run this again with the same OUTPUT_DIR."
+    )
 
 
 def _ship_by_value(rewards: Sequence[Callable]) -> None:
@@ -156,18 +188,21 @@ class GridTrial(tune.Trainable):
     """A run of a grid; each step of the trial goes to its next rung."""
 
     def setup(self, config: dict, task: Task) -> None:
-        """Make this process a worker, and take its first run."""
+        """Make this process a worker."""
         import torch
 
-        os.chdir(task.directory if task.directory.is_dir() else "/")
+        environment.prepare()
+        # Where a relative path to a model or to data leads.
+        if task.directory.is_dir():
+            os.chdir(task.directory)
         torch.set_num_threads(task.threads)
         self.task = task
         self.work = replace(task.work)
-        self._take(config["run"])
+        self.job = None
 
     def reset_config(self, config: dict) -> bool:
         """Take another run, with the base model still loaded."""
-        self._take(config["run"])
+        self.job = None
         return True
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
@@ -176,9 +211,25 @@ class GridTrial(tune.Trainable):
     def load_checkpoint(self, checkpoint: object) -> None:
         """Nothing, for the same reason."""
 
+    def cleanup(self) -> None:
+        """Leave nothing on this machine that lies in the store."""
+        if self.task.mirror:
+            self.task.mirror.forget()
+
+    def step(self) -> dict:
+        """Train to the next rung, or to the end of the run."""
+        try:
+            # Not in `setup`: what fails there is not tried again.
+            if self.job is None:
+                self._take(self.config["run"])
+            return self._advance()
+        except LabError as error:  # of a store, or of another process
+            return {"done": True, "failed": str(error)}
+
     def _take(self, name: str) -> None:
         place = self.task.output_dir
         if self.task.mirror:
+            self.task.mirror.forget()
             place = self.task.mirror.fetch_run(name)
         self.job = job_at(place / "runs" / name)
         self.rungs = self._rungs_ahead()
@@ -190,11 +241,12 @@ class GridTrial(tune.Trainable):
         rungs = self.task.halving.rungs(self.job.steps)
         return rungs[rungs.index(first) :]
 
-    def step(self) -> dict:
-        """Train to the next rung, or to the end of the run."""
+    def _advance(self) -> dict:
         job, log = self.job, self.job.directory / "worker.log"
         target = self.rungs.pop(0) if self.rungs else job.steps
-        with _printing_to(log), job.held(HOLD_SECONDS):
+        with _printing_to(log), job.held():
+            when = time.strftime("%Y-%m-%d %H:%M:%S")
+            print(f"{when}: to step {target} of {job.steps}", flush=True)
             # Another worker may have got there before it was lost.
             measured = target < job.steps and job.at_rung(target)
             if job.is_open and not measured:
@@ -227,9 +279,13 @@ def _printing_to(log: Path) -> Iterator[None]:
             os.dup2(file.fileno(), number)
     try:
         yield
+    except Exception:
+        traceback.print_exc()  # the last words, if there are no more tries
+        raise
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError):  # a full disk
+                stream.flush()
         for number, before in zip((1, 2), kept, strict=True):
             os.dup2(before, number)
             os.close(before)
@@ -245,6 +301,12 @@ class Queue(Searcher):
         output_dir: the grid's directory.
         planned: the runs of the plan; clones come after them.
         mirror: where the workers' runs are, if they are not there.
+
+    Attributes:
+        given: the runs that are with a worker, by trial.
+        ending: those that a worker is done with, but whose result has not
+            arrived here, and when that was.
+        finished: whether everything was over when it was asked last.
     """
 
     def __init__(
@@ -254,32 +316,77 @@ class Queue(Searcher):
         self.output_dir, self.planned = output_dir, planned
         self.mirror = mirror
         self.given: dict[str, Job] = {}
+        self.ending: dict[Job, float] = {}
+        self.finished = False
+        self.looked = 0.0
 
     def suggest(self, trial_id: str) -> dict | str | None:
         """The next run; None while all are given, FINISHED when all end."""
-        busy = {job.directory for job in self.given.values()}
-        for job in all_jobs(self.output_dir, self.planned):
-            if job.is_open and job.directory not in busy:
-                if self.mirror:
-                    self.mirror.send_run(job.directory)
+        if time.monotonic() - self.looked < LOOK_SECONDS:
+            return None  # Tune asks many times a second
+        self._settle()
+        busy = {job.directory for job in (*self.given.values(), *self.ending)}
+        for job in _open_jobs(self.output_dir, self.planned):
+            if job.directory not in busy and self._may_begin(job):
                 self.given[trial_id] = job
                 return {"run": job.directory.name}
-        return None if self.given else Searcher.FINISHED
+        self.looked = time.monotonic()
+        self.finished = not (self.given or self.ending)
+        return Searcher.FINISHED if self.finished else None
+
+    def _may_begin(self, job: Job) -> bool:
+        """Give a run to the workers, unless they had finished it before."""
+        if self.mirror is None:
+            return True
+        if self.mirror.has_finished(job.directory):
+            self.mirror.collect(job.directory)
+            return False
+        self.mirror.send_run(job.directory)
+        return True
 
     def on_trial_complete(
         self, trial_id: str, result: dict | None = None, error: bool = False
     ) -> None:
-        """Fetch what came of a run; note that no worker could finish it."""
-        job = self.given.pop(trial_id)
-        if self.mirror:
-            self.mirror.collect(job.directory)
+        """Note how a run has ended, or that no worker could finish it."""
+        job = self.given.pop(trial_id, None)
+        if job is None:
+            return
+        self.looked = 0.0
+        reason = (result or {}).get("failed", "")
         if error and job.is_open:
             words = last_line(job.directory / "worker.log") or "none"
-            job.end(
-                "failed",
-                "its worker was lost again and again, as a rule because the "
-                f"machine's memory was full. Its last words were: {words}",
+            reason = (
+                "its worker was lost again and again; unless its last words "
+                "tell of an error, the memory of its machine was full, as a "
+                f"rule. They were: {words}"
             )
+        if reason:
+            job.end("failed", reason)
+        else:
+            self.ending[job] = time.monotonic()
+            self._settle()
+
+    def _settle(self) -> None:
+        """Fetch what has ended; a shared disk or a store may take a while.
+
+        A run that stays open was resumed by somebody in the meantime.
+        """
+        for job, since in list(self.ending.items()):
+            waited = time.monotonic() - since
+            try:
+                if self.mirror:
+                    self.mirror.collect(job.directory)
+            except LabError:
+                if waited > ARRIVAL_SECONDS:
+                    raise
+                continue
+            if not job.is_open or waited > ARRIVAL_SECONDS:
+                del self.ending[job]
+
+    def __getstate__(self) -> dict:
+        """Nothing: Tune saves its searchers, and a store's address may hold
+        a key."""
+        return {}
 
     def save(self, checkpoint_path: str) -> None:
         """Nothing: the directories know."""
@@ -323,7 +430,8 @@ class Referee(ASHAScheduler):
 
     def on_trial_result(self, controller, trial, result: dict) -> str:
         """Decide, and note it."""
-        if result["done"]:
+        job = job_at(self.directory / trial.config["run"])
+        if job.is_exempt:  # since it began
             return TrialScheduler.CONTINUE
         step, accuracy = result["step"], result["accuracy"]
         before = self.recorded(step)
@@ -337,7 +445,6 @@ class Referee(ASHAScheduler):
             None if cutoff is None else float(cutoff),
             len(before),
         )
-        job = job_at(self.directory / trial.config["run"])
         note_rung(job.directory, rung)
         if stops:
             job.end("stopped", rung.reason(job.steps))
@@ -352,43 +459,44 @@ class Watch(tune.Callback):
     """Tells the progress of the workers, read from their metrics.
 
     Args:
-        output_dir, planned: the grid's.
+        queue: knows which runs are with a worker.
         progress: called for each new step.
-        mirror: where the workers' runs are, if they are not there.
     """
 
-    def __init__(
-        self,
-        output_dir: Path,
-        planned: Sequence[Path],
-        progress: Progress | None,
-        mirror: Mirror | None,
-    ) -> None:
-        self.output_dir, self.planned = output_dir, planned
-        self.progress, self.mirror = progress, mirror
+    def __init__(self, queue: Queue, progress: Progress | None) -> None:
+        self.queue, self.progress = queue, progress
         self.told: dict[Path, int] = {}
         self.looked = 0.0
+
+    def __getstate__(self) -> dict:
+        """Nothing: Tune saves its callbacks, and `progress` can be anything
+        that no file can hold."""
+        return {}
 
     def on_step_end(self, iteration: int, trials: list, **info) -> None:
         """Look, but not at every turn of Tune's loop."""
         if time.monotonic() - self.looked < LOOK_SECONDS:
             return
         self.looked = time.monotonic()
-        self.look()
+        for job in list(self.queue.given.values()):
+            if self.queue.mirror:
+                # What a store refuses now it may take at the next look.
+                with contextlib.suppress(LabError):
+                    self.queue.mirror.exchange(job.directory)
+            self.tell(job)
 
-    def on_experiment_end(self, trials: list, **info) -> None:
-        """Tell the last steps."""
-        self.look()
+    def on_trial_result(
+        self, iteration: int, trials: list, trial, result: dict, **info
+    ) -> None:
+        """Tell the steps up to a rung or the end."""
+        job = self.queue.given.get(trial.trial_id)
+        if job:
+            self.tell(job)
 
-    def look(self) -> None:
+    def tell(self, job: Job) -> None:
         """Tell each step that was not told before."""
-        for job in all_jobs(self.output_dir, self.planned):
-            if self.mirror and job.is_open:
-                self.mirror.exchange(job.directory)
-            if self.progress:
-                self._tell(job)
-
-    def _tell(self, job: Job) -> None:
+        if self.progress is None:
+            return
         last = self.told.get(job.directory, 0)
         for row in read_metrics(job.directory / "metrics.csv"):
             if row["step"] > last:

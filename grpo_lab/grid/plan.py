@@ -55,24 +55,6 @@ def expand(base: RunSettings, **choices: Sequence) -> list[RunSettings]:
     ]
 
 
-def check(
-    settings: Sequence[RunSettings],
-    splits: Splits,
-    rewards: Sequence[Callable],
-    output_dir: Path | str,
-) -> None:
-    """Refuse a grid that can't run, before anything is loaded or written.
-
-    Args:
-        settings, splits, rewards, output_dir: as for `run`.
-
-    Raises:
-        LabError: two runs are the same, the directory belongs to another
-            grid, or the disk is full.
-    """
-    plan(settings, splits, rewards, Path(output_dir))
-
-
 def plan(
     settings: Sequence[RunSettings],
     splits: Splits,
@@ -82,7 +64,8 @@ def plan(
     """Each run's directory, and the record of all that determines the run.
 
     Raises:
-        LabError: see `check`.
+        LabError: two runs are the same, a gold can't be read, the directory
+            belongs to another grid, or the disk is full.
     """
     _refuse_unreadable(splits)
     grid = shared_record(splits, rewards)

@@ -324,8 +324,8 @@ def load(
     """
     output_dir = Path(output_dir)
     if directories is None:
-        found = sorted((output_dir / "runs").glob("*/settings.json"))
-        directories = [file.parent for file in found]
+        found = (output_dir / "runs").glob("*/settings.json")
+        directories = sorted((file.parent for file in found), key=_age)
     settings = [settings_of(folder) for folder in directories]
     runs = tuple(
         Run(
@@ -340,6 +340,13 @@ def load(
         )
     )
     return Grid(output_dir, runs)
+
+
+def _age(directory: Path) -> tuple:
+    """The runs of a plan by name, then the clones in the order of birth."""
+    if clone_of(directory) is None:
+        return False, directory.name
+    return True, (directory / "settings.json").stat().st_mtime_ns
 
 
 def _clone_note(directory: Path) -> str:

@@ -5,19 +5,22 @@ sees it; whichever engine runs the grid looks there after each step and before
 each run. If none runs, it is done when the grid is run the next time.
 """
 
+import contextlib
 import json
 import shutil
+import tempfile
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
 import pandas as pd
 
-from grpo_lab import training
+from grpo_lab import models, training
 from grpo_lab.errors import LabError
 from grpo_lab.files import read_json, write_json
 from grpo_lab.grid.fingerprint import file_fingerprint
 from grpo_lab.grid.jobs import job_at
+from grpo_lab.grid.mirror import Mirror
 from grpo_lab.grid.plan import run_name
 from grpo_lab.grid.results import Grid, Run, load
 from grpo_lab.grid.work import PARENT, REWARD_FILES
@@ -27,7 +30,7 @@ from rewards.contract import load_reward
 WARM = (
     "learning_rate", "lr_scheduler", "warmup_share", "max_steps", "beta",
     "temperature", "top_p", "top_k", "max_completion_length",
-    "max_grad_norm", "max_failed_share", "save_steps", "seed",
+    "max_grad_norm", "max_failed_share", "seed",
 )  # fmt: skip
 """What a warm clone may change.
 
@@ -134,6 +137,7 @@ def clone(
     changes: dict[str, object],
     warm: bool = False,
     rewards: Sequence[str] = (),
+    storage: str = "",
 ) -> Path:
     """Add a run to a grid that differs from one of its runs.
 
@@ -146,6 +150,8 @@ def clone(
         rewards: what it is paid by, in place of the grid's rewards: some of
             these by name, or paths of reward files, see
             `rewards.contract.load_reward`.
+        storage: where the checkpoints are, if the grid's workers keep them in
+            an object store; as for `grid.run`.
 
     Returns:
         The clone's directory.
@@ -163,15 +169,41 @@ def clone(
         )
     if warm:
         _refuse_cold(changes)
+    rewards = rewards or _inherited(run)
     files = [Path(one) for one in rewards if one.endswith(".py")]
     names = [_reward_name(one) for one in rewards]
     _refuse_unknown_rewards(run, names, files)
-    checkpoint = _last_checkpoint(run) if warm else None
-    step = training.step_of(checkpoint) if warm else 0
+    with tempfile.TemporaryDirectory() as fetched:
+        source = run.directory
+        if storage and warm:
+            source = Path(fetched)
+            mirror = Mirror(storage, run.directory.parent.parent)
+            mirror.fetch_checkpoints(run.directory, source)
+        checkpoint = _last_checkpoint(run, source) if warm else None
+        return _cloned(run, settings, names, files, checkpoint)
+
+
+def _inherited(run: Run) -> list[str]:
+    """The rewards of a clone's parent that is a clone itself."""
+    folder = run.directory / REWARD_FILES
+    own = {_reward_name(str(file)): str(file) for file in folder.glob("*.py")}
+    names = (run.clone or {}).get("rewards", [])
+    return [own.get(name, name) for name in names]
+
+
+def _cloned(
+    run: Run,
+    settings: RunSettings,
+    names: list[str],
+    files: list[Path],
+    checkpoint: Path | None,
+) -> Path:
+    step = training.step_of(checkpoint) if checkpoint else 0
     record = read_json(run.directory / "settings.json")
     _refuse_finished(settings, record, step, run)
     record |= {
         "settings": settings.to_dict(),
+        "weights": models.fingerprint(settings.model),
         "clone": {
             "parent": run.directory.name,
             "step": step,
@@ -180,7 +212,7 @@ def clone(
         },
     }
     folder = run.directory.parent / run_name(settings, record)
-    if folder.exists():
+    if (folder / "settings.json").exists():
         raise LabError(
             f"There is a clone of {run.name} with these settings already: "
             f"{folder.name}. Change something else, or look at that one."
@@ -281,12 +313,13 @@ def _refuse_unknown_rewards(
         )
 
 
-def _last_checkpoint(run: Run) -> Path:
-    checkpoint = training.last_checkpoint(run.directory)
+def _last_checkpoint(run: Run, directory: Path) -> Path:
+    checkpoint = training.last_checkpoint(directory)
     if checkpoint is None:
         raise LabError(
-            f"{run.name} has no checkpoint yet, so no clone can start from "
-            "one. Wait for its first step, or leave --warm out."
+            f"{run.name} has no checkpoint here, so no clone can start from "
+            "one. Wait for its first step; or leave --warm out; or, if the "
+            "grid keeps its runs in an object store, name it with --storage."
         )
     return checkpoint
 
@@ -310,6 +343,7 @@ def _make(
     files: Sequence[Path],
 ) -> None:
     """Write a clone's directory; its record comes last and makes it one."""
+    shutil.rmtree(folder, ignore_errors=True)  # what a kill may have left
     for file in files:
         (folder / REWARD_FILES).mkdir(parents=True, exist_ok=True)
         shutil.copy(file, folder / REWARD_FILES / file.name)
@@ -319,11 +353,11 @@ def _make(
 
 
 def _copy(checkpoint: Path, target: Path) -> None:
-    try:
+    with contextlib.suppress(OSError, shutil.Error):
         shutil.copytree(checkpoint, target)
-    except (OSError, shutil.Error) as error:
+    if training.last_checkpoint(target.parent) is None:
         shutil.rmtree(target.parent.parent, ignore_errors=True)
         raise LabError(
             f"{checkpoint} could not be copied, as a rule because its run "
             "went on and deleted it. Clone again."
-        ) from error
+        )

@@ -47,7 +47,7 @@ def tell_last(job: Job, progress: Progress | None) -> None:
     """Show the last step of a run that had ended before."""
     rows = training.read_metrics(job.directory / "metrics.csv")
     if progress and rows:
-        progress(job.settings, rows[-1]["step"], rows[-1]["step"], rows[-1])
+        progress(job.settings, rows[-1]["step"], job.steps, rows[-1])
 
 
 @dataclass
@@ -115,6 +115,12 @@ def run_to(job: Job, target: int, work: Work) -> None:
         target: the optimiser step; the run's last one is its end.
         work: what it shares with other runs.
     """
+    while _stop_was_withdrawn(job, target, work):
+        pass
+
+
+def _stop_was_withdrawn(job: Job, target: int, work: Work) -> bool:
+    """Do what `run_to` says; or answer that it has to be done again."""
     (job.directory / "error.txt").unlink(missing_ok=True)
     try:
         if job.stop_requested:
@@ -122,6 +128,8 @@ def run_to(job: Job, target: int, work: Work) -> None:
         note_environment(job.directory, job.settings)
         _train_and_evaluate(job, target, work)
     except StoppedByHand:
+        if not job.stop_requested:
+            return True
         checkpoint = training.last_checkpoint(job.directory)
         step = training.step_of(checkpoint) if checkpoint else 0
         job.end("stopped", f"stopped by hand after step {step} of {job.steps}")
@@ -129,6 +137,7 @@ def run_to(job: Job, target: int, work: Work) -> None:
         with contextlib.suppress(LabError):  # a full disk takes no text
             write_whole(job.directory / "error.txt", traceback.format_exc())
         job.end("failed", reason(error))
+    return False
 
 
 def _train_and_evaluate(job: Job, target: int, work: Work) -> None:
@@ -207,8 +216,14 @@ def _chosen(known: dict[str, Callable], names: list[str]) -> list[Callable]:
 def _start_from_parent(directory: Path, arguments: object) -> None:
     """Put a warm clone where its parent stood, unless it is further."""
     parents = sorted((directory / PARENT).glob("checkpoint-*"))
-    if parents and training.last_checkpoint(directory) is None:
-        training.take_over(parents[-1], arguments)
+    if not parents or training.last_checkpoint(directory) is not None:
+        return
+    training.take_over(parents[-1], arguments)
+    if training.last_checkpoint(directory) is None:
+        raise LabError(
+            f"The checkpoint in {directory / PARENT} is broken, so this clone "
+            "has no start. Clone again."
+        )
 
 
 def note_environment(directory: Path, settings: RunSettings) -> None:
