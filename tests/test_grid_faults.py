@@ -236,7 +236,7 @@ def test_a_disk_that_fills_up_on_a_worker(
 
     if mount("size=900m").returncode:
         pytest.skip("no file system can be mounted here")
-    filler = disk / "filler"
+    filler, reward = disk / "filler", slowed(0.3)
     try:
 
         def fill():
@@ -248,7 +248,7 @@ def test_a_disk_that_fills_up_on_a_worker(
             os.close(file)
 
         found = grid.run(
-            plan(both[:1]), questions(), [slowed(0.3)], disk / "grid",
+            plan(both[:1]), questions(), [reward], disk / "grid",
             progress=once_at(2, fill), engine="ray", address=machines.address,
         )  # fmt: skip
         told = found.runs[0].reason
@@ -258,7 +258,7 @@ def test_a_disk_that_fills_up_on_a_worker(
         filler.unlink(missing_ok=True)
     assert "disk is full" in told or "No space left" in told
     assert "Free some space" in told
-    found = grid.run(plan(both[:1]), questions(), [variety], disk / "grid")
+    found = grid.run(plan(both[:1]), questions(), [reward], disk / "grid")
     assert_same(found.runs[0], here.runs[0])
     subprocess.run(["umount", "-l", str(disk)], check=True)
 

@@ -36,10 +36,11 @@ from grpo_lab.arena.nursery import (  # noqa: E402
 from grpo_lab.arena.records import member_folder  # noqa: E402
 from grpo_lab.errors import LabError  # noqa: E402
 from grpo_lab.files import last_line, read_metrics  # noqa: E402
-from grpo_lab.grid.cluster import Cluster, connected  # noqa: E402
-from grpo_lab.grid.on_ray import (  # noqa: E402
-    _printing_to,
-    _ship_by_value,
+from grpo_lab.grid.cluster import (  # noqa: E402
+    Cluster,
+    connected,
+    printing_to,
+    ship_by_value,
 )
 
 LOOK_SECONDS = 1.0
@@ -117,7 +118,7 @@ class Worker:
     def run(self, errand: Errand) -> object:
         """Do an errand; what it raises reaches the driver."""
         errand.log.parent.mkdir(parents=True, exist_ok=True)
-        with _printing_to(errand.log):
+        with printing_to(errand.log):
             # Not before: what can't be loaded is an error of an errand.
             self.nursery = self.nursery or Nursery(self.material)
             return getattr(self.nursery, errand.verb)(*errand.arguments)
@@ -183,7 +184,7 @@ class Crew:
                 connected(self.cluster, self.directory, "plan.json", SHARE)
             )
             own.callback(self._dismiss)
-            _ship_by_value([self.material.reward])
+            ship_by_value([self.material.reward])
             threads = max(1, int(self.cluster.cpus))
             self.task = ray.put(Task(self.material, threads, Path.cwd()))
             for _ in range(self.material.plan.pop_size):

@@ -5,13 +5,16 @@ import importlib.metadata
 import os
 import signal
 import socket
+import sys
 import threading
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from grpo_lab.environment import versions
 from grpo_lab.errors import LabError
+from grpo_lab.grid.fingerprint import unwrapped
 
 LOOPBACK = "127.0.0.1"
 
@@ -315,3 +318,41 @@ def _refuse_stranger(
                 "the same there: pip install -r requirements.txt, then pip "
                 "install --no-deps -e . in the folder of this project."
             )
+
+
+def ship_by_value(rewards: Sequence[Callable]) -> None:
+    """Send a learner's reward functions as they are here.
+
+    Those of a notebook are sent so anyway; a module that lies beside it would
+    be looked for on the workers.
+    """
+    from ray import cloudpickle
+
+    for reward in rewards:
+        function, _ = unwrapped(reward)
+        name = getattr(function, "__module__", "__main__")
+        if name.partition(".")[0] not in ("__main__", "rewards", "grpo_lab"):
+            cloudpickle.register_pickle_by_value(sys.modules[name])
+
+
+@contextlib.contextmanager
+def printing_to(log: Path) -> Iterator[None]:
+    """Send what this process prints to a file, C code's words included."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    kept = [os.dup(number) for number in (1, 2)]
+    with log.open("ab") as file:
+        for number in (1, 2):
+            os.dup2(file.fileno(), number)
+    try:
+        yield
+    except Exception:
+        traceback.print_exc()  # the last words, if there are no more tries
+        raise
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError):  # a full disk
+                stream.flush()
+        for number, before in zip((1, 2), kept, strict=True):
+            os.dup2(before, number)
+            os.close(before)

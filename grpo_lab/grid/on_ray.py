@@ -15,10 +15,8 @@ import contextlib
 import os
 import re
 import shutil
-import sys
 import time
-import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -31,7 +29,7 @@ os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")
 os.environ.setdefault("TUNE_DISABLE_STRICT_METRIC_CHECKING", "1")
 os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
 
-from ray import cloudpickle, tune  # noqa: E402
+from ray import tune  # noqa: E402
 from ray.tune.error import TuneError  # noqa: E402
 from ray.tune.schedulers import (  # noqa: E402
     ASHAScheduler,
@@ -43,8 +41,13 @@ from ray.tune.search import Searcher  # noqa: E402
 from grpo_lab import environment, models  # noqa: E402
 from grpo_lab.errors import LabError  # noqa: E402
 from grpo_lab.files import last_line, read_metrics  # noqa: E402
-from grpo_lab.grid.cluster import Cluster, connected, places  # noqa: E402
-from grpo_lab.grid.fingerprint import unwrapped  # noqa: E402
+from grpo_lab.grid.cluster import (  # noqa: E402
+    Cluster,
+    connected,
+    places,
+    printing_to,
+    ship_by_value,
+)
 from grpo_lab.grid.halving import (  # noqa: E402
     PROMOTED,
     STOPPED,
@@ -110,7 +113,7 @@ def run(
     if not _open_jobs(output_dir, planned):
         return
     with connected(cluster, task.output_dir):
-        _ship_by_value(work.rewards)
+        ship_by_value(work.rewards)
         # Somebody may resume or clone a run while the last one ends.
         while _open_jobs(output_dir, planned):
             queue = Queue(output_dir, planned, mirror)
@@ -166,19 +169,6 @@ def _told(error: TuneError) -> LabError:
         f"Ray Tune ended with an error: {' '.join(last)[:300]} What was "
         "trained is kept: run this again with the same OUTPUT_DIR."
     )
-
-
-def _ship_by_value(rewards: Sequence[Callable]) -> None:
-    """Send a learner's reward functions as they are here.
-
-    Those of a notebook are sent so anyway; a module that lies beside it would
-    be looked for on the workers.
-    """
-    for reward in rewards:
-        function, _ = unwrapped(reward)
-        name = getattr(function, "__module__", "__main__")
-        if name.partition(".")[0] not in ("__main__", "rewards", "grpo_lab"):
-            cloudpickle.register_pickle_by_value(sys.modules[name])
 
 
 # --- On a worker ------------------------------------------------------------
@@ -244,9 +234,10 @@ class GridTrial(tune.Trainable):
     def _advance(self) -> dict:
         job, log = self.job, self.job.directory / "worker.log"
         target = self.rungs.pop(0) if self.rungs else job.steps
-        with _printing_to(log), job.held():
+        with printing_to(log), job.held():
             when = time.strftime("%Y-%m-%d %H:%M:%S")
-            print(f"{when}: to step {target} of {job.steps}", flush=True)
+            with contextlib.suppress(OSError):  # a full disk is told below
+                print(f"{when}: to step {target} of {job.steps}", flush=True)
             # Another worker may have got there before it was lost.
             measured = target < job.steps and job.at_rung(target)
             if job.is_open and not measured:
@@ -266,29 +257,6 @@ class GridTrial(tune.Trainable):
         mirror.before(self.job.directory)
         run_to(self.job, target, self.work)
         mirror.after(self.job.directory)
-
-
-@contextlib.contextmanager
-def _printing_to(log: Path) -> Iterator[None]:
-    """Send what this process prints to a file, C code's words included."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    kept = [os.dup(number) for number in (1, 2)]
-    with log.open("ab") as file:
-        for number in (1, 2):
-            os.dup2(file.fileno(), number)
-    try:
-        yield
-    except Exception:
-        traceback.print_exc()  # the last words, if there are no more tries
-        raise
-    finally:
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError):  # a full disk
-                stream.flush()
-        for number, before in zip((1, 2), kept, strict=True):
-            os.dup2(before, number)
-            os.close(before)
 
 
 # --- On the driver ----------------------------------------------------------
