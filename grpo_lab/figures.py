@@ -232,6 +232,7 @@ class LiveTable:
         self.rows = {name: [] for name in names}
         self.totals = dict.fromkeys(self.rows, 0)
         self.seen = {name: [] for name in names}
+        self.ended = {}
         self.made = time.monotonic()
         self.drawn = 0.0
         self.handle = display(HTML(self._html()), display_id=True)
@@ -245,8 +246,20 @@ class LiveTable:
         self.totals[name] = total
         self.seen[name].append((time.monotonic() - self.made, step))
         if step == total or time.monotonic() - self.drawn > 1:
-            self.drawn = time.monotonic()
-            self.handle.update(HTML(self._html()))
+            self._draw()
+
+    def end(self, grid: Grid) -> None:
+        """Draw the last steps, and which runs have ended before their time."""
+        self.ended = {
+            self.names[run.settings]: run.status
+            for run in grid.runs
+            if run.status != "done" and run.settings in self.names
+        }
+        self._draw()
+
+    def _draw(self) -> None:
+        self.drawn = time.monotonic()
+        self.handle.update(HTML(self._html()))
 
     def _name(self, settings: RunSettings) -> str:
         if settings not in self.names:
@@ -278,7 +291,7 @@ class LiveTable:
             *(_number(recent.get(part)) for part in self.parts),
             f"{recent['zero_spread_share']:.0%}",
             f"{recent['truncated_share']:.0%}",
-            f"{left:.0f} s" if left else "done",
+            self.ended.get(name) or (f"{left:.0f} s" if left else "done"),
         ]
         run, *numbers = (f"<td>{cell}</td>" for cell in cells)
         run = run.replace("<td>", '<td style="text-align: left">')

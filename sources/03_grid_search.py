@@ -409,7 +409,8 @@ figures.table(pd.DataFrame(rows, columns=["lever", "here", "what it does"]))
 #
 # Out of memory? Lower `MICRO_BATCH` first, then `MAX_COMPLETION_LENGTH`. You
 # may interrupt at any time: running the cell again goes on from the last
-# step.
+# step. With `ENGINE = "ray"` the runs train side by side on workers, see
+# lesson 5.
 
 # %%
 live = figures.LiveTable(settings, FIVE_PART)

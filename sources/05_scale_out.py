@@ -34,7 +34,7 @@
 # | --- | --- | --- | --- |
 # | `full` | one or more GPUs with 80 GB or more | about 7 h on one, estimated | 40 GB for each worker, estimated |
 # | `lite` | one or more GPUs with 15 GB or more | about 3.5 h on a T4, estimated | 10 GB for each worker, estimated |
-# | `pocket` | 2 CPU cores, no GPU, no network | 4 to 5 min, measured | 4 GiB, measured |
+# | `pocket` | 2 CPU cores, no GPU, no network | 4.5 min, measured | 4 GiB, measured |
 #
 # Interrupted? Run the notebook again with the same `OUTPUT_DIR` (the runner
 # needs `--resume`): what is done is kept.
@@ -233,9 +233,9 @@ def kill_one(grid_dir, over: threading.Event, victims: list) -> None:
 #
 # **What you should see**: nothing for some seconds, since each worker has to
 # start and to load PyTorch. Then two runs at a time. After three steps one of
-# them stands still: its worker is dead. A new one starts, loads the last
-# checkpoint, and the run goes on from there. With one GPU it is one run at a
-# time.
+# them stands still: its worker is dead. Another one starts. When a place is
+# free, and that may be after other runs, it takes the run up from its last
+# checkpoint. With one GPU it is one run at a time.
 
 # %%
 import textwrap
@@ -271,7 +271,7 @@ print(f"with {trained:.0f} s of training in them.")
 
 # %% [markdown]
 # The same as a picture: each point is a step, at the moment when the driver
-# saw it. Two lines at a time, and one that rests.
+# saw it. The line that rests is the run whose worker was killed.
 
 # %%
 figures.timeline(live)
@@ -448,8 +448,8 @@ figures.table(pd.DataFrame(rows, columns=columns))
 #
 # **What you should see**: some runs end at the first rung. Which ones depends
 # on who arrives first as well, and so on how busy this machine is. In the
-# table a run that was stopped stands still; in the picture below it a line
-# rests at a rung while the held-out questions are answered.
+# picture below the table a line rests at a rung while the held-out questions
+# are answered.
 
 # %%
 first_rung = FIRST_RUNG or max(1, steps // 4)
@@ -469,6 +469,7 @@ halved = grid.run(
     halving=halving,
     **on_workers,
 )
+live.end(halved)
 # Its clones come later, and are there if this notebook is run again.
 planned = tuple(run for run in halved.runs if run.clone is None)
 halved = grid.Grid(halved_dir, planned)
@@ -642,6 +643,7 @@ with_clone = grid.run(
     halving=halving,
     **on_workers,
 )
+live.end(with_clone)
 clone = next(run for run in with_clone.runs if run.clone)
 print(f"{clone.name}: {clone.status} at step {clone.steps}")
 
@@ -703,7 +705,7 @@ from pathlib import Path
 lesson = Path(environment.__file__).parents[1] / "lite/03_grid_search.ipynb"
 sweep_dir = output_dir / "sweep"
 small = {"PROFILE": "pocket", "MODELS": "pocket-qwen"}
-small |= {"LEARNING_RATES": "1e-3", "MAX_STEPS": "6", "EVAL_ROWS": "60"}
+small |= {"LEARNING_RATES": "1e-3", "MAX_STEPS": "4", "EVAL_ROWS": "40"}
 words = ["sweep", str(lesson), "--vary", "SEED", "1", "2"]
 for name, value in small.items():
     words += ["-p", name, value]

@@ -130,65 +130,50 @@ def timeless(text: str) -> list[str]:
     return [line for line in text.splitlines() if '"seconds"' not in line]
 
 
-def test_members_train_at_once_and_become_the_same(
-    parallel, expected, tmp_path_factory, tmp_path
-):
-    """Each waits for the other in its first step; one alone would fail."""
-    meeting = tmp_path_factory.mktemp("meeting")
-
-    def meet() -> None:
-        (meeting / str(os.getpid())).touch()
-        for _ in range(600):
-            if len(list(meeting.iterdir())) == 2:
-                return
-            time.sleep(0.1)
-        raise TimeoutError("nobody else trains")
-
-    made, doings = [], []
-    population = parallel(
-        after(meet), lambda member, step, row: made.append((member, step, row))
-    )
-    population.nursery.doing = doings.append
-    population.train()
-    assert_same(tmp_path, expected)
-    steps = records.metrics(tmp_path)
-    told = [(member.number, step) for member, step, _ in made]
-    assert sorted(told) == sorted(
-        zip(steps["member"], steps["step"], strict=True)
-    )
-    assert all(row["reward"] > 0 for _, _, row in made)
-    assert doings[0] == "waiting for a free worker"
-    assert "training members 0 and 1" in doings
-    assert doings[-1] == "asking base and best the test questions"
-
-
-def test_a_lost_worker_and_a_lost_machine_change_nothing(
+def test_members_train_at_once_and_become_the_same_whatever_is_lost(
     parallel, expected, cluster, tmp_path_factory, tmp_path
 ):
-    """A worker dies at once; later one machine of two, for good."""
+    """Each waits for the other in its first step; one alone would fail.
+
+    In its second step a worker dies. Later a machine is lost, for good, and
+    the other one trains all.
+    """
     seen = tmp_path_factory.mktemp("seen")
 
-    def die() -> None:
-        """In the second step of the first worker that gets there."""
+    def meet_or_die() -> None:
         mine = seen / str(os.getpid())
         if mine.exists():
             with contextlib.suppress(FileExistsError):
                 (seen / "dead").mkdir()
                 os.kill(os.getpid(), signal.SIGKILL)
         mine.touch()
+        for _ in range(600):
+            if len(list(seen.iterdir())) >= 2:
+                return
+            time.sleep(0.1)
+        raise TimeoutError("nobody else trains")
 
-    made = []
+    made, doings = [], []
 
     def progress(member, step, row) -> None:
-        made.append((member.number, step))
+        made.append((member.number, step, row))
         if step == 3 and len(cluster.machines) > 1:
             cluster.lose(1)
             cluster.machines.pop()
 
-    parallel(after(die), progress).train()
-    assert (seen / "dead").exists() and len(cluster.machines) == 1
-    assert len(made) == len(set(made)) == 8
+    one = parallel(after(meet_or_die), progress)
+    one.nursery.doing = doings.append
+    one.train()
     assert_same(tmp_path, expected)
+    assert (seen / "dead").exists() and len(cluster.machines) == 1
+    steps = records.metrics(tmp_path)
+    assert sorted((number, step) for number, step, _ in made) == sorted(
+        zip(steps["member"], steps["step"], strict=True)
+    )
+    assert all(row["reward"] > 0 for _, _, row in made)
+    assert doings[0] == "waiting for a free worker"
+    assert "training members 0 and 1" in doings
+    assert doings[-1] == "asking base and best the test questions"
 
 
 def test_a_stop_saves_the_steps_and_this_process_goes_on(

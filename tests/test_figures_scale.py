@@ -146,6 +146,18 @@ def test_a_clone_gets_a_row_of_the_live_table(live):
                                 "m lr=0.0005 (clone)"]  # fmt: skip
 
 
+def test_at_the_end_the_live_table_says_who_was_stopped(live, tmp_path):
+    """Its last step too, however soon it came after the one before."""
+    table, settings, pages = live
+    for step in (1, 2, 3):
+        table.update(settings[0], step, 24, row(step))
+    ran = grid.Run("m", settings[0], tmp_path, "stopped", "by halving")
+    other = grid.Run("o", RunSettings("o", 1e-3), tmp_path, "failed")
+    table.end(grid.Grid(tmp_path, (ran, other)))
+    assert "3/24" in pages[-1] and ">stopped<" in pages[-1]
+    assert "failed" not in pages[-1] and pages[-1].count("waits") == 1
+
+
 def test_the_timeline_has_a_line_for_each_run_that_was_told(live):
     table, settings, _ = live
     table.made -= 10

@@ -3,7 +3,9 @@
 At most one step is lost, nothing that was finished is done again, and nothing
 broken is taken for a result: every run ends as one that was left alone.
 `test_grid.py` has the kills of a grid in one process, in training, in a
-checkpoint and in an evaluation.
+checkpoint and in an evaluation, and a disk that fills up there. What takes
+longest is slow: `make test-slow`. Last whole run of this file, on 2 cores
+with nothing beside it: FIGURES.
 """
 
 import contextlib
@@ -88,6 +90,7 @@ def test_a_worker_that_is_killed(machines, here, both, tmp_path):
     assert len({start["process"] for start in starts(again)}) == 2
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_lost_again_and_again(machines, both, tmp_path):
     """It is given up after the retries, with its last words."""
 
@@ -106,6 +109,7 @@ def test_a_worker_that_is_lost_again_and_again(machines, both, tmp_path):
     assert len(starts(run)) == 1
 
 
+@pytest.mark.slow
 def test_a_machine_that_is_lost(here, both, tmp_path):
     """All its processes are gone at once; the other machine does the rest."""
     with PretendedCluster() as two:
@@ -158,6 +162,7 @@ def test_a_driver_that_is_killed(machines, here, both, tmp_path):
         assert len(starts(run)) <= expected
 
 
+@pytest.mark.slow
 def test_a_notebook_whose_kernel_is_killed(here, both, tmp_path):
     """The notebook is run again with --resume."""
     lesson = tmp_path / "05_small.ipynb"
@@ -218,6 +223,7 @@ def in_order(place: Path, models: list[str]) -> list[Path]:
     )
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_up_on_a_worker(
     machines,
     here,

@@ -31,7 +31,7 @@ QUIET = {"log_to_driver": False, "logging_level": "ERROR"}
 
 SHIPPED = (
     "HF_HOME", "HF_HUB_OFFLINE", "HF_HUB_DISABLE_TELEMETRY",
-    "TOKENIZERS_PARALLELISM",
+    "TOKENIZERS_PARALLELISM", "GOMP_SPINCOUNT",
 )  # fmt: skip
 """Environment variables that workers elsewhere get from here; no secrets."""
 
