@@ -1,7 +1,6 @@
 """What a lesson runs on, and how its libraries are set up for it."""
 
 import importlib.metadata
-import logging
 import os
 import platform
 import textwrap
@@ -32,10 +31,6 @@ def prepare() -> None:
     # Without this TRL tells its makers of every trainer that is built.
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    # It tells that the package `kernels` is missing, through which it would
-    # download a CPU kernel at run time. That is code from a hub, so the
-    # package is left out on purpose.
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", message=".*gradient_checkpointing")
 
     from datasets.utils import logging as datasets_logging

@@ -262,6 +262,7 @@ finally:
     killer.join()
     write_json(output_dir / "killed.json", victims)
 took = time.monotonic() - started
+live.end(results)
 
 for run in results.failed:
     print(f"FAILED {run.name}: {run.reason}")
@@ -305,7 +306,7 @@ print(textwrap.fill(f"{run.directory.name}: {', '.join(names)}", 79))
 by_folder = {run.directory.name: run for run in results.runs}
 killed = by_folder[victims[0]["run"]] if victims else None
 if killed is None:
-    print("No worker was killed: the runs were on other machines, or done.")
+    print("No worker was killed here: the runs were elsewhere, or done.")
 else:
     starts = read_json(killed.directory / "environment.json")
     made = list(killed.metrics["step"])
@@ -623,6 +624,8 @@ if not any(run.clone for run in grid.load(halved_dir).runs):
     words = ["clone", str(1 + listed.index(parent.name)), "--warm"]
     for change in changes:
         words += ["--set", change]
+    if STORAGE:  # that is where the checkpoints are
+        words += ["--storage", STORAGE]
     terminal(*words, "--grid", str(halved_dir))
 print(f"{len(steering.table(halved_dir))} runs in this grid now")
 

@@ -225,6 +225,7 @@ def in_order(place: Path, models: list[str]) -> list[Path]:
 
 @pytest.mark.slow
 def test_a_disk_that_fills_up_on_a_worker(
+    request,
     machines,
     here,
     both,
@@ -242,6 +243,7 @@ def test_a_disk_that_fills_up_on_a_worker(
 
     if mount("size=900m").returncode:
         pytest.skip("no file system can be mounted here")
+    request.addfinalizer(lambda: subprocess.run(["umount", "-l", str(disk)]))
     filler, reward = disk / "filler", slowed(0.3)
     try:
 
@@ -266,7 +268,6 @@ def test_a_disk_that_fills_up_on_a_worker(
     assert "Free some space" in told
     found = grid.run(plan(both[:1]), questions(), [reward], disk / "grid")
     assert_same(found.runs[0], here.runs[0])
-    subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
 def test_two_drivers_on_one_directory(both, tmp_path):

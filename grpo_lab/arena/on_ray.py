@@ -17,15 +17,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-# Before the first import of Ray: nobody is told that it is used.
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+import ray
+from ray.exceptions import RayError, RayTaskError
 
-import ray  # noqa: E402
-from ray.exceptions import RayError, RayTaskError  # noqa: E402
-
-from grpo_lab import environment, training  # noqa: E402
-from grpo_lab.arena.evolution import Fitness, Member  # noqa: E402
-from grpo_lab.arena.nursery import (  # noqa: E402
+from grpo_lab import environment, training
+from grpo_lab.arena.evolution import Fitness, Member
+from grpo_lab.arena.nursery import (
     Doing,
     Material,
     Nursery,
@@ -33,10 +30,10 @@ from grpo_lab.arena.nursery import (  # noqa: E402
     Stopped,
     read_fitness,
 )
-from grpo_lab.arena.records import member_folder  # noqa: E402
-from grpo_lab.errors import LabError  # noqa: E402
-from grpo_lab.files import last_line, read_metrics  # noqa: E402
-from grpo_lab.grid.cluster import (  # noqa: E402
+from grpo_lab.arena.records import member_folder
+from grpo_lab.errors import LabError
+from grpo_lab.files import last_line, read_metrics
+from grpo_lab.grid.cluster import (
     Cluster,
     connected,
     printing_to,

@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.metadata
+import logging
 import os
 import signal
 import socket
@@ -15,6 +16,18 @@ from pathlib import Path
 from grpo_lab.environment import versions
 from grpo_lab.errors import LabError
 from grpo_lab.grid.fingerprint import unwrapped
+
+# Read by Ray at its first import, which is always after that of this module.
+for _name, _value in {
+    "RAY_USAGE_STATS_ENABLED": "0",  # nobody is told that it is used
+    "RAY_AIR_NEW_OUTPUT": "0",  # no tables of Tune in a lesson
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",  # relative paths lead where they did
+    "RAY_DEDUP_LOGS_SKIP_REGEX": "A worker died or was killed",  # we tell it
+    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # the end has no accuracy
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # the run's directory has all
+    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",  # worker.log has them
+}.items():
+    os.environ.setdefault(_name, _value)
 
 LOOPBACK = "127.0.0.1"
 
@@ -196,6 +209,8 @@ class PretendedCluster:
     def __init__(self, machines: int = 2, cpus: int = 1) -> None:
         from ray.cluster_utils import Cluster as Nodes
 
+        # Ray warns that it forgets another cluster of this machine.
+        logging.getLogger("ray").setLevel(logging.ERROR)
         self._own = contextlib.ExitStack()
         self._own.enter_context(_loopback_only())
         node = {"num_cpus": cpus, "node_ip_address": LOOPBACK}

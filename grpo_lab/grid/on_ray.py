@@ -20,35 +20,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-# Before the first import of Ray: nobody is told that it is used, Tune's
-# tables stay out of a lesson, a trial stays in its directory, and a result
-# without accuracy is one.
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
-os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")
-os.environ.setdefault("TUNE_DISABLE_STRICT_METRIC_CHECKING", "1")
-os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
-
-from ray import tune  # noqa: E402
-from ray.tune.error import TuneError  # noqa: E402
-from ray.tune.schedulers import (  # noqa: E402
+from ray import tune
+from ray.tune.error import TuneError
+from ray.tune.schedulers import (
     ASHAScheduler,
     FIFOScheduler,
     TrialScheduler,
 )
-from ray.tune.search import Searcher  # noqa: E402
+from ray.tune.search import Searcher
 
-from grpo_lab import environment, models  # noqa: E402
-from grpo_lab.errors import LabError  # noqa: E402
-from grpo_lab.files import last_line, read_metrics  # noqa: E402
-from grpo_lab.grid.cluster import (  # noqa: E402
+from grpo_lab import environment, models
+from grpo_lab.errors import LabError
+from grpo_lab.files import last_line, read_metrics
+from grpo_lab.grid.cluster import (
     Cluster,
     connected,
     places,
     printing_to,
     ship_by_value,
 )
-from grpo_lab.grid.halving import (  # noqa: E402
+from grpo_lab.grid.halving import (
     PROMOTED,
     STOPPED,
     Halving,
@@ -56,9 +47,9 @@ from grpo_lab.grid.halving import (  # noqa: E402
     note_rung,
     read_rungs,
 )
-from grpo_lab.grid.jobs import Job, all_jobs, job_at  # noqa: E402
-from grpo_lab.grid.mirror import Mirror  # noqa: E402
-from grpo_lab.grid.work import Progress, Work, run_to  # noqa: E402
+from grpo_lab.grid.jobs import Job, all_jobs, job_at
+from grpo_lab.grid.mirror import Mirror
+from grpo_lab.grid.work import Progress, Work, run_to
 
 LOOK_SECONDS = 1.0
 """How often the driver looks for new steps, and for new runs."""
@@ -149,6 +140,8 @@ def _fit(task: Task, queue: "Queue", watch: "Watch", cluster: Cluster) -> None:
             callbacks=[watch],
             failure_config=tune.FailureConfig(max_failures=cluster.retries),
             verbose=0,
+            # That for notebooks clears the output of the cell.
+            progress_reporter=tune.CLIReporter(),
         ),
     )
     try:
