@@ -849,7 +849,8 @@ figures.plan_table(shown)
 # Now the full profile of lesson 3. Its time was **estimated, not measured**:
 # about 15 h for 4 runs on one GPU, evaluation included. What else is in the
 # table is a guess as well, so this is a plan built on estimates. Measure a few
-# steps of yours first.
+# steps of yours first. (The pace of each run is drawn with the spread that is
+# given, so four runs on one worker need not take 15 h exactly.)
 
 # %%
 full = profiles.PROFILES["full"]

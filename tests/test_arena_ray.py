@@ -176,6 +176,7 @@ def test_members_train_at_once_and_become_the_same_whatever_is_lost(
     assert doings[-1] == "asking base and best the test questions"
 
 
+@pytest.mark.slow
 def test_a_stop_saves_the_steps_and_this_process_goes_on(
     parallel, plan, splits, expected, tmp_path
 ):
@@ -192,6 +193,7 @@ def test_a_stop_saves_the_steps_and_this_process_goes_on(
     assert_same(tmp_path, expected)
 
 
+@pytest.mark.slow
 def test_what_fails_on_a_worker_fails_here(parallel, tmp_path):
     """By the very error, and at once."""
 

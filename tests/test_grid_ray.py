@@ -6,7 +6,6 @@ import types
 from pathlib import Path
 
 import pandas as pd
-import psutil
 import pytest
 from conftest import quick_settings
 from killed_grid import variety
@@ -28,35 +27,22 @@ from grpo_lab.grid.jobs import job_at
 from grpo_lab.grid.plan import plan as plan_of
 
 
-def listening() -> set[str]:
-    """The addresses at which processes of Ray can be reached."""
-    return {
-        connection.laddr.ip.removeprefix("::ffff:")
-        for process in psutil.process_iter()
-        if process.status() != psutil.STATUS_ZOMBIE
-        and any("ray" in part for part in process.cmdline())
-        for connection in process.net_connections("tcp")
-        if connection.status == psutil.CONN_LISTEN
-    }
-
-
-def test_the_same_results_as_in_one_process(here, both, tmp_path, capfd):
-    """Bit for bit; with a reward that exists nowhere but here; on a cluster
-    that the call itself starts, reachable from this machine alone."""
+def test_the_same_results_as_in_one_process(
+    machines, here, both, tmp_path, capfd
+):
+    """Bit for bit; with a reward that exists nowhere but here."""
 
     def variety(completions, **kwargs) -> list[float]:
         return [float(len(set(chat[0]["content"]))) for chat in completions]
 
-    told, reached = [], set()
+    told = []
 
     def progress(run, step, steps, row):
         told.append((run.short_model, step, steps))
-        if not reached:
-            reached.update(listening())
 
     found = grid.run(
         plan(both), questions(), [variety], tmp_path,
-        progress=progress, engine="ray",
+        progress=progress, engine="ray", address=machines.address,
     )  # fmt: skip
     for run, expected in zip(found.runs, here.runs, strict=True):
         assert_same(run, expected)
@@ -69,8 +55,6 @@ def test_the_same_results_as_in_one_process(here, both, tmp_path, capfd):
         assert [t for t in told if t[0] == model] == [
             (model, step, 6) for step in range(1, 7)
         ]
-    # Ray has no password: whoever reaches a port may run code.
-    assert reached == {"127.0.0.1"}
     assert not (tmp_path / "ray").exists()
     assert capfd.readouterr().out == ""
     # Again: nothing is left to do, so no cluster is asked for.
@@ -261,8 +245,44 @@ def test_a_grid_in_one_process_needs_no_ray():
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 
 
-def test_the_pretended_machines_listen_here_alone(machines):
-    assert listening() == {"127.0.0.1"}
+LISTENING = """
+import sys
+from pathlib import Path
+
+import psutil
+
+from grpo_lab.grid.cluster import Cluster, PretendedCluster, connected
+
+place = Path(sys.argv[1])
+if sys.argv[2] == "pretended":
+    started = PretendedCluster()
+else:
+    started = connected(Cluster(), place, mark="")
+with started:
+    ours = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    print({
+        connection.laddr.ip.removeprefix("::ffff:")
+        for process in ours
+        if process.status() != psutil.STATUS_ZOMBIE
+        for connection in process.net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN
+    })
+"""
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["of the call", pytest.param("pretended", marks=pytest.mark.slow)],
+)
+def test_a_cluster_that_we_start_listens_here_alone(tmp_path, kind):
+    """Ray has no password: whoever reaches a port may run code."""
+    done = subprocess.run(
+        [sys.executable, "-c", LISTENING, tmp_path, kind],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stdout.splitlines()[-1:] == ["{'127.0.0.1'}"], done.stderr
 
 
 # --- ASHA -------------------------------------------------------------------

@@ -899,11 +899,11 @@ def test_after_a_failure_the_base_model_is_loaded_anew(
     ]
     train, calls = training.train, []
 
-    def fails_once(trainer):
+    def fails_once(trainer, until=None):
         calls.append(trainer)
         if len(calls) == 2:
             raise RuntimeError("broken on purpose")
-        train(trainer)
+        return train(trainer, until)
 
     monkeypatch.setattr(training, "train", fails_once)
     loads = count_loads(monkeypatch)
