@@ -130,6 +130,7 @@ def timeless(text: str) -> list[str]:
     return [line for line in text.splitlines() if '"seconds"' not in line]
 
 
+@pytest.mark.slow
 def test_members_train_at_once_and_become_the_same_whatever_is_lost(
     parallel, expected, cluster, tmp_path_factory, tmp_path
 ):
@@ -176,7 +177,6 @@ def test_members_train_at_once_and_become_the_same_whatever_is_lost(
     assert doings[-1] == "asking base and best the test questions"
 
 
-@pytest.mark.slow
 def test_a_stop_saves_the_steps_and_this_process_goes_on(
     parallel, plan, splits, expected, tmp_path
 ):

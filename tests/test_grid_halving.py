@@ -186,6 +186,7 @@ def test_halving_here(full, three, tiny_splits, tmp_path, judged):
     assert full.savings(full)["share"] == 1
 
 
+@pytest.mark.slow
 def test_a_second_start_changes_nothing(
     three, tiny_splits, tmp_path, judged, monkeypatch
 ):

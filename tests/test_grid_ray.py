@@ -270,10 +270,8 @@ with started:
 """
 
 
-@pytest.mark.parametrize(
-    "kind",
-    ["of the call", pytest.param("pretended", marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["pretended", "of the call"])
 def test_a_cluster_that_we_start_listens_here_alone(tmp_path, kind):
     """Ray has no password: whoever reaches a port may run code."""
     done = subprocess.run(

@@ -343,6 +343,7 @@ def test_jobs_run_at_once_and_a_signal_ends_them(
 
 
 @pytest.mark.lesson
+@pytest.mark.slow
 def test_the_kernel_of_a_killed_runner_is_ended_too(tmp_path):
     kill = "import signal\nos.kill(os.getppid(), signal.SIGKILL)\n"
     path = lesson(tmp_path, ENDLESS.replace("time.sleep(600)\n", kill))
