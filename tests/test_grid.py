@@ -15,6 +15,7 @@ import torch
 from conftest import count_loads, quick_settings
 from fake_grid import graded, written
 from killed_grid import variety
+from ray_grid import assert_same
 from safetensors.torch import load_file, save_file
 
 import rewards
@@ -579,25 +580,6 @@ def test_a_disk_that_fills_up_during_a_run(
 
 
 # --- kill -9 ----------------------------------------------------------------
-
-
-def assert_same(run: grid.Run, expected: grid.Run) -> None:
-    """The same numbers in every step, and the same weights, bit for bit."""
-    changing = ["seconds", "memory_gib"]
-    pd.testing.assert_frame_equal(
-        run.metrics.drop(columns=changing),
-        expected.metrics.drop(columns=changing),
-        check_exact=True,
-    )
-    found, wanted = (
-        load_file(one.adapter / "adapter_model.safetensors")
-        for one in (run, expected)
-    )
-    assert found.keys() == wanted.keys() and found
-    for name, tensor in wanted.items():
-        assert torch.equal(found[name], tensor), name
-    assert run.evaluation.answers == expected.evaluation.answers
-    assert run.base.answers == expected.base.answers
 
 
 def test_kill_and_resume(whole, both, tmp_path):
