@@ -365,7 +365,11 @@ def clone_of(directory: Path) -> dict | None:
 
 def settings_of(directory: Path) -> RunSettings:
     """What a run trains with."""
-    record = read_json(directory / "settings.json")
+    return settings_in(read_json(directory / "settings.json"))
+
+
+def settings_in(record: dict) -> RunSettings:
+    """The settings of a run's record."""
     # A run from before there were levers had none.
     return RunSettings(**{"levers": ()} | record["settings"])
 
@@ -377,7 +381,7 @@ def base_path(directory: Path) -> Path:
     length of answers, share it; data and reading are the grid's.
     """
     record = read_json(directory / "settings.json")
-    settings = settings_of(directory)
+    settings = settings_in(record)
     code = short_hash(
         [
             record["weights"],
