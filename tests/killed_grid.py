@@ -4,8 +4,10 @@ Imports once and forks for each attempt, so that a kill costs no new import.
 Prints a line for each attempt; the last one is left to finish.
 """
 
+import contextlib
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -68,6 +70,28 @@ def die_in_the_evaluation() -> None:
         die() if path.parent.parent.name == "runs" else save(self, path)
 
     Evaluation.save = save_or_die
+
+
+@contextlib.contextmanager
+def held_elsewhere(lock: Path):
+    """Another process holds a lock for as long as the block lasts."""
+    program = (
+        "import filelock, sys\n"
+        f"with filelock.FileLock({str(lock)!r}):\n"
+        "    print('held', flush=True)\n"
+        "    sys.stdin.read()\n"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert other.stdout.readline() == "held\n"
+        yield
+    finally:
+        other.communicate("")
 
 
 def wait_for_rows(output_dir: Path, pid: int, rows: int) -> None:

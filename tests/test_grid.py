@@ -14,7 +14,7 @@ import pytest
 import torch
 from conftest import count_loads, quick_settings
 from fake_grid import graded, written
-from killed_grid import variety
+from killed_grid import held_elsewhere, variety
 from ray_grid import assert_same
 from safetensors.torch import load_file, save_file
 
@@ -413,26 +413,10 @@ def test_two_processes_do_not_share_a_directory(
     quick, tiny_splits, tmp_path, no_training
 ):
     (tmp_path / "grid").mkdir()
-    lock = tmp_path / "grid" / "grid.lock"
-    program = (
-        "import filelock, sys\n"
-        f"with filelock.FileLock({str(lock)!r}):\n"
-        "    print('held', flush=True)\n"
-        "    sys.stdin.read()\n"
-    )
-    other = subprocess.Popen(
-        [sys.executable, "-c", program],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert other.stdout.readline() == "held\n"
+    with held_elsewhere(tmp_path / "grid" / "grid.lock"):
         with pytest.raises(LabError, match="Another process is training"):
             grid.run([quick], tiny_splits, [variety], tmp_path / "grid")
         assert not (tmp_path / "grid" / "runs").exists()
-    finally:
-        other.communicate("")
 
 
 def test_a_nearly_full_disk_is_refused(

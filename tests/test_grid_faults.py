@@ -21,12 +21,15 @@ import filelock
 import nbformat
 import psutil
 import pytest
-from killed_grid import variety
+from killed_grid import held_elsewhere, variety
 from ray_grid import assert_same, plan, questions, starts
 
 from grpo_lab import grid, training
 from grpo_lab.errors import LabError
+from grpo_lab.files import write_json
 from grpo_lab.grid.cluster import PretendedCluster
+from grpo_lab.grid.jobs import job_at
+from grpo_lab.grid.plan import plan as plan_of
 
 TESTS = Path(__file__).parent
 TESTED = {**os.environ, "PYTHONPATH": f"{TESTS.parent}:{TESTS}"}
@@ -273,41 +276,21 @@ def test_a_disk_that_fills_up_on_a_worker(
 def test_two_drivers_on_one_directory(both, tmp_path):
     """The second is refused before it asks for a cluster."""
     (tmp_path / "grid").mkdir()
-    program = (
-        "import filelock, sys, time\n"
-        f"held = filelock.FileLock({str(tmp_path / 'grid' / 'grid.lock')!r})\n"
-        "held.acquire()\n"
-        "print('held', flush=True)\n"
-        "sys.stdin.read()\n"
-    )
-    first = subprocess.Popen(
-        [sys.executable, "-c", program],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert first.stdout.readline() == "held\n"
-        with pytest.raises(LabError, match="Another process is training"):
-            grid.run(
-                plan(both), questions(), [variety], tmp_path / "grid",
-                engine="ray", address="127.0.0.1:1",
-            )  # fmt: skip
-    finally:
-        first.kill()
-        first.wait()
+    with (
+        held_elsewhere(tmp_path / "grid" / "grid.lock"),
+        pytest.raises(LabError, match="Another process is training"),
+    ):
+        grid.run(
+            plan(both), questions(), [variety], tmp_path / "grid",
+            engine="ray", address="127.0.0.1:1",
+        )  # fmt: skip
 
 
 def test_two_workers_on_one_run(both, tmp_path):
     """One that was taken for lost may still live: the other waits."""
-    [directory] = grid.plan.plan(
-        plan(both[:1]), questions(), [variety], tmp_path
-    )
-    from grpo_lab.files import write_json
-    from grpo_lab.grid.jobs import job_at
-
-    record = grid.plan.plan(plan(both[:1]), questions(), [variety], tmp_path)
-    write_json(directory / "settings.json", record[directory])
+    records = plan_of(plan(both[:1]), questions(), [variety], tmp_path)
+    [(directory, record)] = records.items()
+    write_json(directory / "settings.json", record)
     job = job_at(directory)
     other = "Another process still trains tiny-qwen"
     with job.held(), pytest.raises(LabError, match=other), job.held(0.1):
