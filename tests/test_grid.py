@@ -1,5 +1,6 @@
 """Many runs: what is one, what is done again, and what survives a kill."""
 
+import contextlib
 import dataclasses
 import importlib
 import json
@@ -23,6 +24,7 @@ from grpo_lab import evaluation, grid, models, training
 from grpo_lab.errors import LabError
 from grpo_lab.evaluation import Evaluation
 from grpo_lab.grid import plan
+from grpo_lab.grid.results import base_path
 from grpo_lab.profiles import RunSettings
 from rewards.options import with_options
 
@@ -361,6 +363,35 @@ def test_a_grid_can_grow(whole, both, tmp_path, monkeypatch):
     )
 
 
+def test_no_run_waits_for_a_base_model_that_another_evaluates(
+    whole, both, tmp_path
+):
+    """It trains meanwhile, and evaluates it itself if the other is lost."""
+    place = copy_of(whole, tmp_path)
+    old = killed_grid.plan(both)
+    new = dataclasses.replace(old[0], learning_rate=1e-4)
+    base = base_path(place / "runs" / whole.runs[0].directory.name)
+    base.unlink()
+
+    with contextlib.ExitStack() as elsewhere:
+        elsewhere.enter_context(held_elsewhere(base.with_suffix(".lock")))
+
+        def progress(settings, step, total, row):
+            assert not base.exists()
+            if settings == new and step == total:
+                elsewhere.close()
+
+        grown = grid.run(
+            [*old, new],
+            killed_grid.questions(),
+            [variety],
+            place,
+            progress=progress,
+        )
+    grown.raise_failures()
+    assert Evaluation.load(base).answers == whole.runs[0].base.answers
+
+
 def test_runs_are_compared_with_their_own_base(tiny_qwen, tmp_path):
     """Another limit on length is another base evaluation."""
     settings = [
@@ -509,26 +540,6 @@ def test_a_failed_run_that_is_put_right(
     again.raise_failures()
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    """A real file system of its own, and the way to make it larger."""
-    place = tmp_path / "disk"
-    place.mkdir()
-
-    def mount(*options):
-        return subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", *options, "tmpfs", str(place)],
-            capture_output=True,
-            text=True,
-        )
-
-    done = mount("size=200k")
-    if done.returncode:
-        pytest.skip(f"no file system can be mounted here: {done.stderr}")
-    yield place, lambda: mount("remount,size=100m")
-    subprocess.run(["umount", str(place)], check=True)
-
-
 def test_what_the_libraries_say_of_a_full_disk(small_disk):
     """The weights and the optimiser go to the disk by different ways."""
     values = torch.zeros(10**6)
@@ -538,16 +549,16 @@ def test_what_the_libraries_say_of_a_full_disk(small_disk):
         lambda path: pd.DataFrame(values.numpy()).to_csv(path),
     ):
         with pytest.raises(Exception) as error:
-            write(small_disk[0] / "file")
+            write(small_disk.place / "file")
         assert grid.reason(error.value).startswith("The disk is full")
-        (small_disk[0] / "file").unlink(missing_ok=True)
+        (small_disk.place / "file").unlink(missing_ok=True)
 
 
 def test_a_disk_that_fills_up_during_a_run(
     small_disk, quick, tiny_splits, monkeypatch, tmp_path
 ):
     """It is told in one paragraph, and the run goes on when there is room."""
-    place, enlarge = small_disk
+    place = small_disk.place
     monkeypatch.setattr(plan, "SPARE_GIB", 0)
     try:
         found = grid.run([quick], tiny_splits, [variety], place / "grid")
@@ -556,7 +567,7 @@ def test_a_disk_that_fills_up_during_a_run(
         told = str(error)
     assert "disk is full" in told or "No space left" in told
     assert "Free some space" in told
-    assert enlarge().returncode == 0
+    small_disk.resize("100m")
     again = grid.run([quick], tiny_splits, [variety], place / "grid")
     again.raise_failures()
     apart = grid.run([quick], tiny_splits, [variety], tmp_path / "apart")

@@ -20,6 +20,7 @@ from transformers import (
     PreTrainedTokenizerBase,
     TrainerCallback,
 )
+from trl import GRPOTrainer
 
 from grpo_lab import environment, evaluation, models, training
 from grpo_lab.data import Splits
@@ -99,6 +100,20 @@ class Work:
             wanted = settings.model, settings.load_in_4bit
             self.loaded = wanted, model, tokenizer
 
+    def evaluate(
+        self,
+        settings: RunSettings,
+        tokenizer: PreTrainedTokenizerBase,
+        policy: torch.nn.Module,
+        path: Path,
+    ) -> None:
+        """Write a policy's answers to the held-out questions to a file."""
+        evaluation.evaluate(
+            policy, tokenizer, self.splits.eval,
+            settings.max_completion_length, self.eval_batch_size,
+            levers=models.levers_in_force(settings),
+        ).save(path)  # fmt: skip
+
 
 class StoppedByHand(Exception):
     """Somebody asked for the end of a run, and its last step is saved."""
@@ -144,16 +159,38 @@ def _train_and_evaluate(job: Job, target: int, work: Work) -> None:
     settings, directory = job.settings, job.directory
     refuse_full_disk(directory)
     model, tokenizer = work.take_base(settings)
-    levers = models.levers_in_force(settings)
+    evaluate = functools.partial(work.evaluate, settings, tokenizer)
+    base = base_path(directory)
+    # Wanted for the comparison, not for the training: while another worker
+    # is at it, this one need not wait.
+    _once(base, functools.partial(evaluate, model), wait=False)
+    trainer = _train(job, target, work, model, tokenizer)
+    if target < job.steps:
+        evaluate(trainer.model, rung_path(directory, target))
+    else:
+        trainer.model.save_pretrained(directory / "adapter")
+        evaluate(trainer.model, directory / "evaluation.json")
+    model = training.release(trainer)
+    if target == job.steps:
+        # That other worker may have been lost.
+        _once(base, functools.partial(evaluate, model), wait=True)
+        job.end("done")
+    work.leave_base(settings, model, tokenizer)
 
-    def evaluate(policy: torch.nn.Module, path: Path) -> None:
-        evaluation.evaluate(
-            policy, tokenizer, work.splits.eval,
-            settings.max_completion_length, work.eval_batch_size,
-            levers=levers,
-        ).save(path)  # fmt: skip
 
-    _once(base_path(directory), functools.partial(evaluate, model))
+def _train(
+    job: Job,
+    target: int,
+    work: Work,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+) -> GRPOTrainer:
+    """Train a run to a step; its trainer, with the policy.
+
+    Raises:
+        StoppedByHand: before it got there.
+    """
+    settings, directory = job.settings, job.directory
     with rewards_of(directory, work.rewards) as rewards:
         trainer = training.build_trainer(
             settings, work.splits.train, rewards, directory, model, tokenizer,
@@ -167,19 +204,21 @@ def _train_and_evaluate(job: Job, target: int, work: Work) -> None:
         reached = training.train(trainer, until=target)
     if reached < target or job.stop_requested:
         raise StoppedByHand
-    if target < job.steps:
-        evaluate(trainer.model, rung_path(directory, target))
-    else:
-        trainer.model.save_pretrained(directory / "adapter")
-        evaluate(trainer.model, directory / "evaluation.json")
-        job.end("done")
-    work.leave_base(settings, training.release(trainer), tokenizer)
+    return trainer
 
 
-def _once(path: Path, make: Callable[[Path], None]) -> None:
-    """Make a file that several processes want, in one of them."""
+def _once(path: Path, make: Callable[[Path], None], wait: bool) -> None:
+    """Make a file that several processes want, in one of them.
+
+    Args:
+        path: the file.
+        make: writes it there.
+        wait: while another process is at it; else leave it to that.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with filelock.FileLock(path.with_suffix(".lock")):
+    seconds = -1 if wait else 0
+    lock = filelock.FileLock(path.with_suffix(".lock"), timeout=seconds)
+    with contextlib.suppress(filelock.Timeout), lock:
         if not path.exists():
             make(path)
 
