@@ -334,13 +334,22 @@ def positive_seconds(text: str) -> float:
     return seconds
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m grpo_lab.runner",
-        description="Run a lesson headless, with its parameters checked.",
-        epilog="`%(prog)s sweep LESSON --vary NAME VALUE ...` runs it once "
-        "for each combination of values: see `%(prog)s sweep --help`.",
-    )
+def parser_of(
+    prog: str, description: str, parameter: str, resume: str
+) -> argparse.ArgumentParser:
+    """What a run and a sweep of a lesson have in common on a command line.
+
+    Args:
+        prog: what is typed before the options.
+        description: what it does, in a sentence.
+        parameter: what -p is for.
+        resume: what --resume is for.
+
+    Returns:
+        A parser of `lesson`, `parameters` (name and text of each), `output`
+        and `resume`; the caller adds its own options.
+    """
+    parser = argparse.ArgumentParser(prog=prog, description=description)
     parser.add_argument("lesson", type=Path, help="the notebook to run")
     parser.add_argument(
         "-p",
@@ -349,17 +358,27 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar=("NAME", "VALUE"),
-        help="set a parameter; a list is written '[1, 2]' or a,b",
+        help=f"{parameter}; a list is written '[1, 2]' or a,b",
     )
     parser.add_argument(
         "--output",
         type=Path,
         help="a new directory (default: the next number below runs/)",
     )
-    parser.add_argument(
-        "--resume",
-        action="store_true",
-        help="go on in the output directory of an earlier run",
+    parser.add_argument("--resume", action="store_true", help=resume)
+    return parser
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = parser_of(
+        "python -m grpo_lab.runner",
+        "Run a lesson headless, with its parameters checked.",
+        "set a parameter",
+        "go on in the output directory of an earlier run",
+    )
+    parser.epilog = (
+        "`%(prog)s sweep LESSON --vary NAME VALUE ...` runs it once for each "
+        "combination of values: see `%(prog)s sweep --help`."
     )
     parser.add_argument(
         "--time-limit",

@@ -645,19 +645,11 @@ def _count(text: str) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m grpo_lab.runner sweep",
-        description="Run a lesson for each combination of parameter values.",
-    )
-    parser.add_argument("lesson", type=Path, help="the notebook to run")
-    parser.add_argument(
-        "-p",
-        dest="parameters",
-        nargs=2,
-        action="append",
-        default=[],
-        metavar=("NAME", "VALUE"),
-        help="set a parameter of all runs; a list is written '[1, 2]' or a,b",
+    parser = runner.parser_of(
+        "python -m grpo_lab.runner sweep",
+        "Run a lesson for each combination of parameter values.",
+        "set a parameter of all runs",
+        "run what is not done of an earlier sweep with the same values",
     )
     parser.add_argument(
         "--vary",
@@ -675,16 +667,6 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="runs at a time (default: 1; two on the same cores or the same "
         "GPU fight for them, and each takes its own memory)",
-    )
-    parser.add_argument(
-        "--output",
-        type=Path,
-        help="a new directory (default: the next number below runs/)",
-    )
-    parser.add_argument(
-        "--resume",
-        action="store_true",
-        help="run what is not done of an earlier sweep with the same values",
     )
     parser.add_argument(
         "--time-limit",
