@@ -10,6 +10,7 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["MPLBACKEND"] = "agg"
 
 import signal  # noqa: E402
+import subprocess  # noqa: E402
 import sys  # noqa: E402
 import types  # noqa: E402
 from pathlib import Path  # noqa: E402
@@ -114,6 +115,38 @@ def here(both, tmp_path_factory):
 
     place = tmp_path_factory.mktemp("here")
     return grid.run(plan(both), questions(), [variety], place)
+
+
+class SmallDisk:
+    """A real file system of its own, of 200 kB unless it is resized."""
+
+    def __init__(self, place: Path) -> None:
+        """Mount it, or skip the test where that is not allowed."""
+        self.place = place
+        place.mkdir()
+        self._mount("size=200k")
+
+    def resize(self, size: str) -> None:
+        """Make it larger, with everything that it holds."""
+        self._mount(f"remount,size={size}")
+
+    def _mount(self, options: str) -> None:
+        done = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(self.place)],
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode:
+            pytest.skip(f"no file system can be mounted here: {done.stderr}")
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """For what happens when it is full."""
+    disk = SmallDisk(tmp_path / "disk")
+    yield disk
+    # Lazily: a worker may still have a file open there.
+    subprocess.run(["umount", "-l", str(disk.place)], check=True)
 
 
 @pytest.fixture
