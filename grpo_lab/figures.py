@@ -800,7 +800,8 @@ def timeline(live: LiveTable, rungs: Sequence[int] = ()) -> Figure:
     """Which run was at which step when, as a live table was told.
 
     A line that rests is a run whose worker was lost, until another worker has
-    taken it up; one that ends early was stopped.
+    taken it up; one that ends early was stopped. Runs that keep pace lie one
+    on the other, the later ones thinner.
 
     Args:
         live: the table that the grid filled in.
@@ -818,8 +819,8 @@ def timeline(live: LiveTable, rungs: Sequence[int] = ()) -> Figure:
                 steps,
                 color=colour,
                 marker="os^D"[at % 4],
-                markersize=4,
-                linewidth=1,
+                markersize=(9, 7, 5, 3)[at % 4],
+                linewidth=(4, 3, 2, 1)[at % 4],
                 label=name,
             )
     for rung in rungs:

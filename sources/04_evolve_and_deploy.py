@@ -288,6 +288,9 @@ print(manifest_file.read_text())
 #   measured at each evolution.
 #
 # The rate is constant between evolutions, since they are what changes it.
+# Here the policies train one after the other. With `--engine ray` behind
+# `arena experiments submit` they train side by side, on the workers that
+# lesson 5 is about, and the tournament is the same.
 #
 # The tutorial's own manifest is accepted as well, value for value. The lint
 # says what is doubtful in it before anything is spent.

@@ -196,11 +196,6 @@ class Storage:
         with self._telling(f"fetch {name} to {file}"):
             return self._fetch(name, Path(file), None)
 
-    def exists(self, name: str) -> bool:
-        """Whether a file of that name is stored."""
-        with self._telling(f"look for {name}"):
-            return self._retry(self._is_file, name)
-
     def delete(self, name: str) -> None:
         """Delete a stored file, if it is there."""
         with self._telling(f"delete {name}"):
