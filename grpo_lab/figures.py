@@ -788,6 +788,7 @@ def starts_table(grid: Grid) -> Styler:
         starts = read_json(run.directory / "environment.json") or []
         for number, start in enumerate(starts, start=1):
             row = {"run": run.name, "start": f"{number} of {len(starts)}"}
+            row["from step"] = start.get("step")
             row["at"] = start["time"][11:19]
             row["host"] = start["host"]
             row["process"] = str(start["process"])

@@ -538,10 +538,10 @@ def _end_processes(places: Iterable[Path]) -> None:
 
     A killed sweep leaves runs that go on, and a killed runner its kernel.
     """
-    marks = {str(place.resolve()) for place in places}
+    ours = [place.resolve() for place in places]
     end = time.monotonic() + GRACE
     while time.monotonic() < end:
-        found = [p for p in psutil.process_iter() if _mark(p) in marks]
+        found = [p for p in psutil.process_iter() if _is_of(p, ours)]
         if not found:
             return
         for process in found:
@@ -550,11 +550,15 @@ def _end_processes(places: Iterable[Path]) -> None:
         time.sleep(POLL)
 
 
-def _mark(process: psutil.Process) -> str | None:
+def _is_of(process: psutil.Process, places: list[Path]) -> bool:
+    """Whether it is of one of the runs, or of a sweep that such a run made."""
     try:
-        return process.environ().get(MARK)
+        mark = process.environ().get(MARK)
     except psutil.Error:  # gone meanwhile, or another user's
-        return None
+        return False
+    return mark is not None and any(
+        Path(mark).is_relative_to(place) for place in places
+    )
 
 
 def _last_words(log: Path) -> str:

@@ -890,10 +890,11 @@ def _is_broken(checkpoint: Path) -> bool:
             checkpoint / "adapter_model.safetensors", "pt"
         ) as weights:
             weights.keys()
-    except (OSError, SafetensorError):
+        state = read_json(checkpoint / "trainer_state.json")
+    except (OSError, SafetensorError, LabError):
         return True
-    # What torch writes is a zip archive, whose index stands at its end.
-    return not all(
-        zipfile.is_zipfile(checkpoint / name)
-        for name in ("optimizer.pt", "scheduler.pt")
-    )
+    # What torch writes is a zip archive, whose index stands at its end. The
+    # random state is left out where a warm clone begins.
+    files = [checkpoint / name for name in ("optimizer.pt", "scheduler.pt")]
+    files += checkpoint.glob("rng_state*.pth")
+    return state is None or not all(map(zipfile.is_zipfile, files))

@@ -87,6 +87,8 @@ SEED: int = 42  # of the adapters, the rollouts and the choice of questions
 LEVERS_OFF: list[str] = []  # of "What makes it fast"; ["all"]: plain TRL
 ENGINE: str = "process"  # or "ray": runs side by side on workers, lesson 5
 ADDRESS: str = ""  # of a Ray cluster; "" starts one on this machine
+CPUS: float = 1.0  # with "ray": CPU cores for each run
+GPUS: float = 0.0  # with "ray": GPUs for each run; 0: one, if there are any
 OUTPUT_DIR: str = "runs/03_grid_search"  # every file is written below it
 
 # %% [markdown]
@@ -155,7 +157,8 @@ from rewards import FIVE_PART
 grid_dir = output_dir / "grid"
 engine = {"engine": ENGINE}
 if ENGINE == "ray":
-    engine |= {"address": ADDRESS, "gpus": int(device.is_gpu)}
+    gpus = GPUS or float(device.is_gpu)
+    engine |= {"address": ADDRESS, "cpus": CPUS, "gpus": gpus}
 grid.check(settings, splits, FIVE_PART, grid_dir, **engine)
 print(f"{grid_dir} can be used.")
 

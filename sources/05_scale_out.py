@@ -278,9 +278,10 @@ print(f"with {trained:.0f} s of training in them.")
 figures.timeline(live)
 
 # %% [markdown]
-# Where did they run? A row for each start of a run. On the pretended cluster
-# the host is always this one; the processes are not. A worker that is done
-# with a run takes the next one, so a process can come twice.
+# Where did they run? A row for each start of a run, with the step of the
+# checkpoint that it went on from. On the pretended cluster the host is always
+# this one; the processes are not. A worker that is done with a run takes the
+# next one, so a process can come twice.
 
 # %%
 figures.starts_table(results)
@@ -299,8 +300,8 @@ print(textwrap.fill(f"{run.directory.name}: {', '.join(names)}", 79))
 # ## What did the kill cost?
 #
 # The run was started twice. If a step was being made when its worker died,
-# that one was made again, and only that one: the checkpoint of the step before
-# was complete. So each step must stand in `metrics.csv` exactly once.
+# that one was made again, and only that one: the second start went on from the
+# checkpoint of the step before. Each step stands in `metrics.csv` once.
 
 # %%
 by_folder = {run.directory.name: run for run in results.runs}
@@ -312,8 +313,10 @@ else:
     made = list(killed.metrics["step"])
     print(f"{killed.name}: killed after step {victims[0]['steps']},")
     print(f"started {len(starts)} times, each time by another process")
+    print(f"the second time from the checkpoint of step {starts[1]['step']}")
     print("steps in metrics.csv:", *made)
-    assert made == list(range(1, killed.steps + 1)), "a step was lost"
+    assert made == list(range(1, killed.steps + 1)), "a step is missing"
+    assert starts[1]["step"] >= victims[0]["steps"] - 1, "work was lost"
     assert len({start["process"] for start in starts}) == len(starts) > 1
 
 # %% [markdown]
@@ -777,6 +780,8 @@ else:
 #
 # Before you rent anything, simulate it. `grid.simulation` plays a grid through
 # event by event: workers that start, steps, evaluations, rungs, lost workers.
+# Each run pays a whole start there, though a worker that is running already
+# takes the next run faster; the base models' own answers are left out.
 # **Nothing below was trained; all of it is simulated**, from these
 # assumptions:
 
@@ -980,6 +985,10 @@ if PRICE_PER_GPU_HOUR:
 # A loss costs a start and half a step, minutes in all, because each step is
 # saved. That is why cheap machines stay cheap. With a checkpoint once an hour
 # instead, and one loss an hour, the work would take 1.7 times as long.
+#
+# The plan lets a run go on after any number of losses. A grid gives a run up
+# after `retries` of them, 3 above, and takes it up again when it is run again:
+# where losses are many, set more.
 
 # %% [markdown]
 # ## Clean up

@@ -186,11 +186,16 @@ def count_loads(monkeypatch) -> list[tuple]:
     """What each base model is loaded with, from now on."""
     from grpo_lab import models
 
-    loaded, load = [], models.load_policy
+    return count_calls(monkeypatch, models, "load_policy")
 
-    def counted(*args):
-        loaded.append(args)
-        return load(*args)
 
-    monkeypatch.setattr(models, "load_policy", counted)
-    return loaded
+def count_calls(monkeypatch, owner: object, name: str) -> list[tuple]:
+    """The positional arguments of each call of a function, from now on."""
+    calls, real = [], getattr(owner, name)
+
+    def counted(*args, **kwargs):
+        calls.append(args)
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, counted)
+    return calls

@@ -41,7 +41,8 @@ def written(
     and a fifth if some completions could not be graded."""
     settings = RunSettings(model, rate)
     directory = place / "runs" / (name or f"run_{rate:g}")
-    record = {"settings": settings.to_dict(), "weights": model, "grid": {}}
+    record = {"settings": settings.to_dict(), "weights": model}
+    record["grid"] = {"train_rows": 100}
     write_json(directory / "settings.json", record)
     base.save(results.base_path(directory))
     after.save(directory / "evaluation.json")

@@ -94,11 +94,15 @@ def test_every_start_has_a_row(tmp_path):
         "host": "<b>host</b>",
         "threads": 2,
     }
-    starts = [{**start, "process": 7}, {**start, "process": 81234}]
+    starts = [
+        {**start, "process": 7, "step": 0},
+        {**start, "process": 81234, "step": 3},
+    ]
     write_json(folder / "environment.json", starts)
     styled = figures.starts_table(grid.load(tmp_path))
     assert list(styled.data["start"]) == ["1 of 2", "2 of 2"]
     assert list(styled.data["process"]) == ["7", "81234"]
+    assert list(styled.data["from step"]) == [0, 3]
     assert set(styled.data["at"]) == {"03:04:05"}
     assert "<b>host" not in styled.to_html()
 

@@ -7,13 +7,14 @@ import json
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import killed_grid
 import pandas as pd
 import pytest
 import torch
-from conftest import count_loads, quick_settings
+from conftest import count_calls, count_loads, quick_settings
 from fake_grid import graded, written
 from killed_grid import held_elsewhere, variety
 from ray_grid import assert_same
@@ -363,8 +364,9 @@ def test_a_grid_can_grow(whole, both, tmp_path, monkeypatch):
     )
 
 
+@pytest.mark.parametrize("lost", [False, True])
 def test_no_run_waits_for_a_base_model_that_another_evaluates(
-    whole, both, tmp_path
+    whole, both, tmp_path, monkeypatch, lost
 ):
     """It trains meanwhile, and evaluates it itself if the other is lost."""
     place = copy_of(whole, tmp_path)
@@ -372,14 +374,21 @@ def test_no_run_waits_for_a_base_model_that_another_evaluates(
     new = dataclasses.replace(old[0], learning_rate=1e-4)
     base = base_path(place / "runs" / whole.runs[0].directory.name)
     base.unlink()
+    evaluated = count_calls(monkeypatch, evaluation, "evaluate")
 
     with contextlib.ExitStack() as elsewhere:
         elsewhere.enter_context(held_elsewhere(base.with_suffix(".lock")))
 
+        def let_go():
+            if not lost:
+                whole.runs[0].base.save(base)
+            elsewhere.close()
+
         def progress(settings, step, total, row):
             assert not base.exists()
             if settings == new and step == total:
-                elsewhere.close()
+                # By then this run has got to its end, and waits.
+                threading.Timer(2, let_go).start()
 
         grown = grid.run(
             [*old, new],
@@ -390,6 +399,7 @@ def test_no_run_waits_for_a_base_model_that_another_evaluates(
         )
     grown.raise_failures()
     assert Evaluation.load(base).answers == whole.runs[0].base.answers
+    assert len(evaluated) == 1 + lost
 
 
 def test_runs_are_compared_with_their_own_base(tiny_qwen, tmp_path):

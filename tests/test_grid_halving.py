@@ -177,6 +177,12 @@ def test_halving_here(full, three, tiny_splits, tmp_path, judged):
         "stopped by halving after step 4 of ",
         "stopped by halving after step 2 of ",
     ]
+    assert list(board["completions"]) == [24, 16, 8]
+    assert list(board["completions_planned"]) == [24, 24, 24]
+    assert found.verdict().endswith(
+        "2 of 3 runs were stopped early: 48 of 72 completions were written."
+    )
+    assert "stopped early" not in full.verdict()
     json.dumps(found.summary(), allow_nan=False)
     saved = found.savings(full)
     assert (saved["completions"], saved["of"]) == (4 * 12, 4 * 18)

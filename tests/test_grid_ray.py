@@ -1,5 +1,6 @@
 """A grid on Ray: the same results as in one process, and the same steering."""
 
+import os
 import subprocess
 import sys
 import types
@@ -11,7 +12,7 @@ from conftest import quick_settings
 from killed_grid import variety
 from ray_grid import assert_same, plan, questions, starts
 
-from grpo_lab import grid
+from grpo_lab import environment, grid
 from grpo_lab.errors import LabError
 from grpo_lab.files import write_json
 from grpo_lab.grid import Halving, cluster, on_ray, steering
@@ -23,7 +24,7 @@ from grpo_lab.grid.halving import (
     note_rung,
     read_rungs,
 )
-from grpo_lab.grid.jobs import job_at
+from grpo_lab.grid.jobs import all_jobs, job_at
 from grpo_lab.grid.plan import plan as plan_of
 
 
@@ -75,8 +76,10 @@ def test_halving_and_an_object_store(machines, here, both, tmp_path):
     # No tiny model is ever right: this is what a driver before this one has
     # noted, and the first run won't reach it.
     note_rung(second, Rung(2, 0.5, PROMOTED, None, 1))
+    told = []
     found = grid.run(
         plan(both), questions(), [variety], place, halving=Halving(2),
+        progress=lambda run, step, *rest: told.append((run.model, step)),
         engine="ray", address=machines.address,
         storage=f"file://{tmp_path}/store",
     )  # fmt: skip
@@ -96,6 +99,8 @@ def test_halving_and_an_object_store(machines, here, both, tmp_path):
         (2, PROMOTED),
         (4, PROMOTED),
     ]
+    # Each step of it, also the last one.
+    assert [step for model, step in told if model == both[1]] == [*range(1, 7)]
     assert list(whole.directory.glob("checkpoint-*")) == []
     [stored] = (tmp_path / "store").glob(f"*/runs/{whole.directory.name}")
     assert (stored / "checkpoint-6" / "complete").exists()
@@ -112,22 +117,28 @@ def test_halving_and_an_object_store(machines, here, both, tmp_path):
 def test_steering_while_the_workers_train(machines, here, both, tmp_path):
     """One run is stopped, a warm clone of another is made: the same call
     trains the clone. One fails, and the others go on."""
-    done = []
+    place, done = tmp_path / "grid", []
+    file = tmp_path / "digits.py"
+    file.write_text(
+        "def reward(question, answer, completion):\n"
+        "    return sum(c.isdigit() for c in completion) / 10\n"
+    )
 
     def progress(run, step, steps, row):
         if done or step < 3:
             return
         done.append(step)
-        waiting = steering.find(tmp_path, "tiny-qwen lr=0.002")
+        waiting = steering.find(place, "tiny-qwen lr=0.002")
         steering.stop(waiting)
         steering.clone(
-            steering.find(tmp_path, run.short_model + " lr=0.001 max_steps=6"),
+            steering.find(place, run.short_model + " lr=0.001 max_steps=6"),
             {
                 "learning_rate": 5e-4,
                 "lr_scheduler": "constant",
                 "max_steps": 9,
             },
             warm=True,
+            rewards=[str(file)],
         )
 
     more = quick_settings(both[0], learning_rate=2e-3, max_steps=30)
@@ -136,7 +147,7 @@ def test_steering_while_the_workers_train(machines, here, both, tmp_path):
         [*plan(both), more, bad],
         questions(),
         [variety],
-        tmp_path,
+        place,
         progress=progress,
         engine="ray",
         address=machines.address,
@@ -145,6 +156,9 @@ def test_steering_while_the_workers_train(machines, here, both, tmp_path):
     assert_same(first, here.runs[0])
     assert_same(second, here.runs[1])
     assert stopped.status == "stopped" and stopped.steps < 30
+    assert clone.clone["rewards"] == ["digits"]  # sent to its worker
+    assert {"digits"} <= set(clone.metrics)
+    assert (clone.metrics["reward"] == clone.metrics["digits"]).all()
     assert clone.status == "done"
     assert clone.metrics["step"].min() == clone.clone["step"] + 1
     assert clone.metrics["learning_rate"].unique().tolist() == [5e-4]
@@ -157,7 +171,7 @@ def test_steering_while_the_workers_train(machines, here, both, tmp_path):
     assert (board["parent"] != "").sum() == 1
     # What was stopped there goes on here.
     steering.resume(stopped)
-    last = grid.run([*plan(both), more], questions(), [variety], tmp_path)
+    last = grid.run([*plan(both), more], questions(), [variety], place)
     assert last.runs[2].status == "done"
     assert last.runs[2].metrics["step"].tolist() == list(range(1, 31))
 
@@ -186,6 +200,7 @@ def test_a_cluster_that_is_too_small(machines, both, tmp_path, options, told):
     ("options", "told"),
     [
         ({"engine": "slurm"}, "no engine 'slurm'"),
+        ({"engine": "ray", "gpu": 1}, "no option 'gpu'. It has address, cpus"),
         ({"address": "auto"}, "address can only be set for the workers"),
         ({"engine": "ray", "cpus": 0}, "can't have 0 CPU cores"),
         ({"engine": "ray", "retries": -1}, "-1 retries"),
@@ -376,6 +391,66 @@ def test_what_somebody_resumes_is_left_alone(planned):
     steering.resume(steering.find(place, "2"))
     assert four.report(1, 2, 0.1) == "CONTINUE"
     assert read_rungs(four.jobs[1].directory) == []
+
+
+class Stored:
+    """A store that has what a worker had printed before it was lost."""
+
+    def collect(self, directory):
+        (directory / "worker.log").write_text("my last words\n")
+
+
+def test_a_lost_worker_has_its_last_words_from_the_store(planned):
+    place, _ = planned
+    jobs = all_jobs(place, [run.directory for run in grid.load(place).runs])
+    queue = on_ray.Queue(place, [job.directory for job in jobs], Stored())
+    queue.given = {"trial": jobs[0]}
+    queue.on_trial_complete("trial", error=True)
+    [run] = grid.load(place).failed[:1]
+    assert run.status == "failed"
+    assert run.reason.endswith("They were: my last words")
+
+
+def test_gpus_that_nobody_asks_for_are_told(monkeypatch):
+    """Before days are spent on the CPUs beside them."""
+    import ray
+
+    node = {"Alive": True, "Resources": {"CPU": 8, "GPU": 4}}
+    monkeypatch.setattr(ray, "nodes", lambda: [node])
+    with pytest.raises(LabError, match="4 GPUs, .* would train on a CPU"):
+        cluster._refuse_small(Cluster())
+    cluster._refuse_small(Cluster(gpus=0.5))
+
+
+class Asked(Exception):
+    """What a Tuner is made with."""
+
+
+def test_each_trial_asks_for_what_a_run_gets(planned, monkeypatch):
+    def tuner(trainable, **kwargs):
+        asked = trainable.default_resource_request({})
+        raise Asked(asked.required_resources)
+
+    monkeypatch.setattr(on_ray.tune, "Tuner", tuner)
+    monkeypatch.setattr(on_ray, "places", lambda cluster: 1)
+    place, _ = planned
+    queue = on_ray.Queue(place, [], None)
+    task = on_ray.Task(place, None, None, 2, place, None)
+    with pytest.raises(Asked) as asked:
+        on_ray._fit(task, queue, None, Cluster(cpus=2, gpus=0.5))
+    assert asked.value.args == ({"CPU": 2, "GPU": 0.5},)
+
+
+@pytest.mark.parametrize(("own", "seen"), [([], ""), ([3], "3")])
+def test_a_worker_without_a_gpu_of_its_own_sees_none(monkeypatch, own, seen):
+    """Or all runs of a machine would train on its first one."""
+    import ray
+
+    monkeypatch.setattr(ray, "get_gpu_ids", lambda: own)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    cluster.see_own_gpus()
+    environment.prepare()
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == seen
 
 
 def test_the_defaults_of_a_cluster():

@@ -123,6 +123,24 @@ def test_a_failed_run_is_told_and_the_lesson_fails(tmp_path):
     assert "broken lr=0.001" in done.stdout + done.stderr
 
 
+@pytest.mark.slow
+def test_the_grid_lesson_on_workers(tmp_path):
+    """With ENGINE = "ray": on a cluster of its own, on this machine."""
+    small = {"MAX_STEPS": "2", "EVAL_ROWS": "10", "ENGINE": "ray"}
+    small |= {"MODELS": "pocket-qwen", "CPUS": "2"}
+    options = [word for item in small.items() for word in ("-p", *item)]
+    output = tmp_path / "03"
+    done = run_lesson(
+        "03_grid_search", output, "-p", "PROFILE", "pocket", *options
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    logs = list((output / "run" / "grid" / "runs").glob("*/worker.log"))
+    assert len(logs) == 2
+    for log in logs:
+        [start] = json.loads(log.with_name("environment.json").read_text())
+        assert start["threads"] == 2
+
+
 @pytest.fixture(scope="module")
 def rewards_lesson(tmp_path_factory):
     """The lesson on rewards, in the full profile: no GPU is asked for."""
@@ -398,11 +416,19 @@ def test_the_arena_lesson_shows_what_it_promises(evolved):
     assert sum(results["answer"] in text for text in texts) == 2
 
 
+STEPS = 12
+"""Of each run of the lesson on many workers; half of the profile's."""
+
+
 @pytest.fixture(scope="module")
 def scaled_out(tmp_path_factory):
     """The lesson on many workers, on a cluster pretended on this machine."""
     output = tmp_path_factory.mktemp("lessons") / "05"
-    done = run_lesson("05_scale_out", output, "-p", "PROFILE", "pocket")
+    small = {"MAX_STEPS": str(STEPS), "EVAL_ROWS": "100"}
+    options = [word for item in small.items() for word in ("-p", *item)]
+    done = run_lesson(
+        "05_scale_out", output, "-p", "PROFILE", "pocket", *options
+    )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     results = json.loads((output / "run" / "results.json").read_text())
     notebook = nbformat.read(output / "05_scale_out.ipynb", as_version=4)
@@ -416,6 +442,7 @@ def test_a_worker_was_killed_and_nothing_was_lost(scaled_out):
     folder = output / "run" / "grid" / "runs" / victim["run"]
     starts = json.loads((folder / "environment.json").read_text())
     assert len(starts) == 2
+    assert starts[1]["step"] >= victim["steps"] - 1
     assert len({start["process"] for start in starts}) == 2
     assert {start["threads"] for start in starts} == {1}
     assert results["same_as_here"] == {
@@ -427,7 +454,7 @@ def test_a_worker_was_killed_and_nothing_was_lost(scaled_out):
     for run in results["runs"]:
         file = output / "run" / "grid" / "runs" / run["directory"]
         rows = pd.read_csv(file / "metrics.csv")
-        assert list(rows["step"]) == list(range(1, 25))
+        assert list(rows["step"]) == list(range(1, STEPS + 1))
         others = json.loads((file / "environment.json").read_text())
         assert len(others) == (2 if run["directory"] == victim["run"] else 1)
 
@@ -448,12 +475,12 @@ def test_halving_stopped_runs_and_says_what_it_saved(scaled_out):
     saved, halved = results["savings"], results["halved"]
     own = [run for run in halved["runs"] if run["clone"] is None]
     spent = sum(run["completions"] for run in own)
-    assert (spent, 4 * 24 * 64) == (saved["completions"], saved["of"])
-    assert results["rungs"] == [6, 12]
+    assert (spent, 4 * STEPS * 64) == (saved["completions"], saved["of"])
+    assert results["rungs"] == [STEPS // 4, STEPS // 2]
     stopped = [run for run in own if run["status"] == "stopped"]
     assert 1 <= len(stopped) <= 3
     for run in stopped:
-        assert run["completions"] in (6 * 64, 12 * 64)
+        assert run["completions"] in [64 * at for at in results["rungs"]]
         assert run["reason"].startswith("stopped by halving after step")
     assert saved["share"] == pytest.approx(spent / saved["of"])
 
@@ -470,7 +497,8 @@ def test_the_clone_went_on_with_its_own_rate(scaled_out):
     assert list(rows["step"])[0] == clone["clone"]["step"] + 1
     rate = clone["settings"]["learning_rate"]
     assert rate != parent["learning_rate"]
-    steps, warm = clone["settings"]["max_steps"], 2
+    steps = clone["settings"]["max_steps"]
+    warm = round(clone["settings"]["warmup_share"] * steps)
     left = (steps - rows["step"] + 1) / (steps - warm)
     assert list(rows["learning_rate"]) == pytest.approx(list(rate * left))
 
@@ -492,7 +520,7 @@ def test_the_lesson_on_many_workers_shows_what_it_promises(scaled_out):
     pages = [out.get("data", {}).get("text/html", "") for out in outputs]
     live = [page for page in pages if "<progress" in page]
     assert len(live) == 3
-    assert live[0].count("24/24") == 4
+    assert live[0].count(f"{STEPS}/{STEPS}") == 4
     printed = "".join(out.get("text", "") for out in outputs)
     assert "raylet" not in printed and "Traceback" not in printed
     assert "metrics: equal\nadapter: equal\nanswers: equal" in printed

@@ -356,6 +356,25 @@ def test_the_kernel_of_a_killed_runner_is_ended_too(tmp_path):
     assert not any(map(is_alive, pids(tmp_path, 1)))
 
 
+def test_a_sweep_within_a_run_ends_with_it(tmp_path):
+    """Its runs are marked with directories of their own below the run's."""
+    run = tmp_path / "SEED=1"
+    within, beside = (
+        subprocess.Popen(
+            [sys.executable, "-c", "import time; time.sleep(600)"],
+            env=os.environ | {sweep.MARK: str(place)},
+        )
+        for place in (run / "run/sweep/SEED=7", tmp_path / "SEED=10")
+    )
+    try:
+        sweep._end_processes([run])
+        assert within.wait(timeout=10) == -signal.SIGKILL
+        assert beside.poll() is None
+    finally:
+        beside.kill()
+        beside.wait()
+
+
 # --- Refusals: nothing is started, nothing is written -----------------------
 
 

@@ -5,8 +5,7 @@ does, in engine.json of the experiment's directory, and whoever resumes the
 experiment may choose anew.
 """
 
-import importlib.util
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 
 from grpo_lab.errors import LabError
@@ -48,24 +47,12 @@ def chosen(engine: str | None, options: dict[str, object]) -> dict | None:
 
 
 def _cluster(options: dict[str, object]) -> dict:
-    if importlib.util.find_spec("ray") is None:
-        raise LabError(
-            "The engine 'ray' needs Ray, which is not installed here. Type "
-            "`pip install 'ray[tune]==2.60.0'`, or use engine='process'."
-        )
-    from grpo_lab.grid.cluster import Cluster
+    from grpo_lab.grid.cluster import cluster_of
 
     # All machines share the directory, see `on_ray`.
-    known = [f.name for f in fields(Cluster) if f.name != "storage"]
-    unknown = [name for name in options if name not in known]
-    if unknown:
-        raise LabError(
-            f"The engine 'ray' has no option {unknown[0]!r}. It has "
-            f"{', '.join(known)}; type for example engine='ray', "
-            "address='auto', cpus=1."
-        )
-    values = asdict(Cluster(**options))
-    return {name: values[name] for name in known}
+    values = asdict(cluster_of(options, storage=""))
+    del values["storage"]
+    return values
 
 
 def note(directory: Path, choice: dict | None) -> None:

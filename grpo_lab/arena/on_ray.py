@@ -37,6 +37,7 @@ from grpo_lab.grid.cluster import (
     Cluster,
     connected,
     printing_to,
+    see_own_gpus,
     ship_by_value,
 )
 
@@ -103,6 +104,7 @@ class Worker:
     def __init__(self, task: Task) -> None:
         import torch
 
+        see_own_gpus()
         environment.prepare()
         os.chdir(task.directory if task.directory.is_dir() else "/")
         torch.set_num_threads(task.threads)

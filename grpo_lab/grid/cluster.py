@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.metadata
+import importlib.util
 import logging
 import os
 import signal
@@ -10,7 +11,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from grpo_lab.environment import versions
@@ -61,7 +62,8 @@ class Cluster:
             (`environment.prepare` sets it to the first one), and ends it
             afterwards.
         cpus: CPU cores of each run; a run computes with so many threads.
-        gpus: GPUs of each run, such as 1, or 0.5 for two runs on one.
+        gpus: GPUs of each run, such as 1, or 0.5 for two runs on one. With 0
+            a run trains on the CPU, which is refused where there are GPUs.
         retries: times that a run goes on elsewhere after its worker was lost.
         storage: "" if all machines see the grid's directory under one path
             (one machine, NFS); else where the runs are kept between workers,
@@ -82,6 +84,32 @@ class Cluster:
                 f"GPUs and {self.retries} retries. Type for example cpus=1, "
                 "gpus=0.5, retries=3."
             )
+
+
+def cluster_of(options: dict[str, object], **defaults: object) -> Cluster:
+    """The cluster that somebody asks for with the engine "ray".
+
+    Args:
+        options: values of `Cluster` by name.
+        defaults: those that can't be chosen.
+
+    Raises:
+        LabError: Ray is not installed, or there is no such option.
+    """
+    if importlib.util.find_spec("ray") is None:
+        raise LabError(
+            "The engine 'ray' needs Ray, which is not installed here. Type "
+            "`pip install 'ray[tune]==2.60.0'`, or use engine='process'."
+        )
+    known = [f.name for f in fields(Cluster) if f.name not in defaults]
+    unknown = [name for name in options if name not in known]
+    if unknown:
+        raise LabError(
+            f"The engine 'ray' has no option {unknown[0]!r}. It has "
+            f"{', '.join(known)}; type for example engine='ray', "
+            "address='auto', cpus=1."
+        )
+    return Cluster(**options, **defaults)
 
 
 @contextlib.contextmanager
@@ -259,6 +287,14 @@ def _refuse_small(cluster: Cluster) -> None:
     import ray
 
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    gpus = sum(node.get("GPU", 0) for node in nodes)
+    if gpus and not cluster.gpus:
+        raise LabError(
+            f"The machines of this cluster have {gpus:g} GPUs, but each run "
+            "asks for none and would train on a CPU. Type gpus=1, or gpus=0.5 "
+            "for two runs on each; if the CPUs are meant, start Ray with "
+            "--num-gpus 0."
+        )
     fits = any(
         node.get("CPU", 0) >= cluster.cpus
         and node.get("GPU", 0) >= cluster.gpus
@@ -348,6 +384,18 @@ def ship_by_value(rewards: Sequence[Callable]) -> None:
         name = getattr(function, "__module__", "__main__")
         if name.partition(".")[0] not in ("__main__", "rewards", "grpo_lab"):
             cloudpickle.register_pickle_by_value(sys.modules[name])
+
+
+def see_own_gpus() -> None:
+    """On a worker: let PyTorch see none of the GPUs, if none are its own.
+
+    Ray hides the others from a worker that asked for GPUs, and none from one
+    that did not ask.
+    """
+    import ray
+
+    if not ray.get_gpu_ids():
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 @contextlib.contextmanager

@@ -1,6 +1,5 @@
 """Run a grid, in this process or on a Ray cluster."""
 
-import importlib.util
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -8,7 +7,7 @@ from grpo_lab import models
 from grpo_lab.data import Splits
 from grpo_lab.errors import LabError
 from grpo_lab.files import read_json, write_json
-from grpo_lab.grid.cluster import Cluster
+from grpo_lab.grid.cluster import Cluster, cluster_of
 from grpo_lab.grid.halving import (
     STOPPED,
     Halving,
@@ -147,12 +146,7 @@ def _workers(engine: str, cluster: dict) -> Cluster | None:
                 "Ray cluster. Add engine='ray', or leave it out."
             )
         return None
-    if importlib.util.find_spec("ray") is None:
-        raise LabError(
-            "The engine 'ray' needs Ray, which is not installed here. Type "
-            "`pip install 'ray[tune]==2.60.0'`, or use engine='process'."
-        )
-    return Cluster(**cluster)
+    return cluster_of(cluster)
 
 
 def _take_up(job: Job) -> None:

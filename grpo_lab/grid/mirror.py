@@ -109,6 +109,10 @@ class Mirror:
         """Delete this process's copy of the runs; the store has them."""
         shutil.rmtree(self.root / "runs", ignore_errors=True)
 
+    def close(self) -> None:
+        """Delete everything that this process has copied."""
+        shutil.rmtree(self.root, ignore_errors=True)
+
     def fetch_run(self, run: str) -> Path:
         """The directory of a grid in which a run can be trained here."""
         directory = self.root / "runs" / run
@@ -125,12 +129,15 @@ class Mirror:
                 (directory / file).unlink(missing_ok=True)
 
     def after(self, directory: Path) -> None:
-        """Push everything but what the driver writes."""
-        skip = (*ASKED, DECIDED)
-        self.storage.push(directory, self.name(directory), skip=skip)
+        """Push everything but what the driver writes.
+
+        The answers of the base model first: a run that is done has them.
+        """
         if (self.root / "base").exists():
             name = f"{self.folder}/base"
             self.storage.push(self.root / "base", name, delete=False)
+        skip = (*ASKED, DECIDED)
+        self.storage.push(directory, self.name(directory), skip=skip)
 
     def callback(self, directory: Path) -> TrainerCallback:
         """Pushes each checkpoint, and looks for a request to stop."""

@@ -37,6 +37,7 @@ from grpo_lab.grid.cluster import (
     connected,
     places,
     printing_to,
+    see_own_gpus,
     ship_by_value,
 )
 from grpo_lab.grid.halving import (
@@ -92,6 +93,8 @@ def run(
         LabError: the cluster can't be used, or the driver can't go on.
         KeyboardInterrupt: somebody has interrupted it.
     """
+    if not _open_jobs(output_dir, planned):
+        return
     mirror = Mirror(cluster.storage, output_dir) if cluster.storage else None
     task = Task(
         output_dir.resolve(),
@@ -101,8 +104,6 @@ def run(
         Path.cwd(),
         mirror,
     )
-    if not _open_jobs(output_dir, planned):
-        return
     with connected(cluster, task.output_dir):
         ship_by_value(work.rewards)
         # Somebody may resume or clone a run while the last one ends.
@@ -174,6 +175,7 @@ class GridTrial(tune.Trainable):
         """Make this process a worker."""
         import torch
 
+        see_own_gpus()
         environment.prepare()
         # Where a relative path to a model or to data leads.
         if task.directory.is_dir():
@@ -197,7 +199,7 @@ class GridTrial(tune.Trainable):
     def cleanup(self) -> None:
         """Leave nothing on this machine that lies in the store."""
         if self.task.mirror:
-            self.task.mirror.forget()
+            self.task.mirror.close()
 
     def step(self) -> dict:
         """Train to the next rung, or to the end of the run."""
@@ -314,6 +316,10 @@ class Queue(Searcher):
             return
         self.looked = 0.0
         reason = (result or {}).get("failed", "")
+        if self.mirror and (error or reason):
+            # Its log, if the store has it, and if there is a store.
+            with contextlib.suppress(LabError):
+                self.mirror.collect(job.directory)
         if error and job.is_open:
             words = last_line(job.directory / "worker.log") or "none"
             reason = (
@@ -440,11 +446,7 @@ class Watch(tune.Callback):
             return
         self.looked = time.monotonic()
         for job in list(self.queue.given.values()):
-            if self.queue.mirror:
-                # What a store refuses now it may take at the next look.
-                with contextlib.suppress(LabError):
-                    self.queue.mirror.exchange(job.directory)
-            self.tell(job)
+            self._look_at(job)
 
     def on_trial_result(
         self, iteration: int, trials: list, trial, result: dict, **info
@@ -452,7 +454,14 @@ class Watch(tune.Callback):
         """Tell the steps up to a rung or the end."""
         job = self.queue.given.get(trial.trial_id)
         if job:
-            self.tell(job)
+            self._look_at(job)
+
+    def _look_at(self, job: Job) -> None:
+        if self.queue.mirror:
+            # What a store refuses now it may take at the next look.
+            with contextlib.suppress(LabError):
+                self.queue.mirror.exchange(job.directory)
+        self.tell(job)
 
     def tell(self, job: Job) -> None:
         """Tell each step that was not told before."""

@@ -137,6 +137,7 @@ def short_hash(value: object) -> str:
 
 
 def refuse_file(directory: Path) -> None:
+    """Refuse to write results where a file is."""
     if directory.exists() and not directory.is_dir():
         raise LabError(
             f"{directory} is a file, but results need a directory. Choose "
@@ -177,6 +178,7 @@ def _refuse_strange(
 
 
 def refuse_full_disk(output_dir: Path) -> None:
+    """Refuse to begin with less than `SPARE_GIB` left on the disk."""
     existing = next(
         path
         for path in (output_dir, *output_dir.absolute().parents)

@@ -18,6 +18,7 @@ from grpo_lab.profiles import RunSettings, run_names
 
 LEADERBOARD = (
     "run", "model", "learning_rate", "steps", "parent", "stopped",
+    "completions", "completions_planned",
     "before", "before_low", "before_high",
     "after", "after_low", "after_high",
     "gain", "gain_low", "gain_high", "p_value",
@@ -79,6 +80,14 @@ class Run:
     def completions(self) -> int:
         """Completions that it has written; a warm clone's own ones only."""
         return len(self.metrics) * self.settings.completions_per_step
+
+    @property
+    def completions_planned(self) -> int:
+        """Those that it writes if nothing stops it."""
+        record = read_json(self.directory / "settings.json")
+        steps = self.settings.steps(record["grid"]["train_rows"])
+        begun = self.clone["step"] if self.clone else 0
+        return (steps - begun) * self.settings.completions_per_step
 
     @property
     def seconds(self) -> float:
@@ -161,10 +170,11 @@ class Grid:
         Runs that were stopped come after those that finished, with what they
         had reached at their last rung, if any. `steps` are the optimiser
         steps made, `parent` is the run that a clone comes from, `stopped`
-        says when and why. Shares are 0 to 1; `*_low` and `*_high` bound
-        95 % intervals; `gain` is the paired difference to the run's own base
-        model, `p_value` from the exact McNemar test; times in seconds,
-        memory in GiB.
+        says when and why, and `completions` are those written, of
+        `completions_planned` if nothing had stopped the run. Shares are 0 to
+        1; `*_low` and `*_high` bound 95 % intervals; `gain` is the paired
+        difference to the run's own base model, `p_value` from the exact
+        McNemar test; times in seconds, memory in GiB.
         """
         entries = [self._entry(run) for run in (*self.done, *self.stopped)]
         return pd.DataFrame(entries, columns=LEADERBOARD)
@@ -177,6 +187,8 @@ class Grid:
             "steps": run.steps,
             "parent": self._parent(run),
             "stopped": run.reason,
+            "completions": run.completions,
+            "completions_planned": run.completions_planned,
             "seconds": run.seconds,
             "peak_memory_gib": run.peak_memory_gib,
         }
@@ -191,7 +203,9 @@ class Grid:
 
     def _measured(self, run: Run) -> dict:
         base, after = run.base, run.evaluation
-        if base is None or after is None:  # stopped before it was asked
+        if base is None or after is None:
+            # Stopped before it was asked, or before its base model was, whose
+            # worker was lost.
             return {}
         gain = evaluation.compare(base, after)
         return {
@@ -239,7 +253,26 @@ class Grid:
         }
 
     def verdict(self) -> str:
-        """One honest sentence on whether the best run is really the best."""
+        """Honest words on whether the best run is really the best.
+
+        Where runs were stopped also what that has saved: whether it has cost
+        the winner only the whole grid can tell, see `savings`.
+        """
+        return " ".join([self._comparison(), *self._left_out()])
+
+    def _left_out(self) -> list[str]:
+        if not self.stopped:
+            return []
+        made, planned = (
+            sum(run.completions for run in self.runs),
+            sum(run.completions_planned for run in self.runs),
+        )
+        return [
+            f"{len(self.stopped)} of {len(self.runs)} runs were stopped early:"
+            f" {made:,} of {planned:,} completions were written."
+        ]
+
+    def _comparison(self) -> str:
         if not self.done:
             return "No run finished, so there is nothing to compare."
         if len(self.done) == 1:

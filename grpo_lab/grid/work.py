@@ -266,7 +266,10 @@ def _start_from_parent(directory: Path, arguments: object) -> None:
 
 
 def note_environment(directory: Path, settings: RunSettings) -> None:
-    """Add this start of a run to the list in `environment.json`."""
+    """Add this start of a run to the list in `environment.json`.
+
+    Its `step` is that of the checkpoint from which it goes on.
+    """
     levers = ()
     with contextlib.suppress(LabError):  # no such model: loading it will tell
         levers = models.levers_in_force(settings)
@@ -279,10 +282,19 @@ def note_environment(directory: Path, settings: RunSettings) -> None:
             "threads": torch.get_num_threads(),
             "host": platform.node(),
             "process": os.getpid(),
+            "step": _step_at(directory),
             "levers": list(levers),
         }
     )
     write_json(directory / "environment.json", starts)
+
+
+def _step_at(directory: Path) -> int:
+    """The step from which a run goes on; 0 from the base model."""
+    own = training.last_checkpoint(directory)
+    of_parent = (directory / PARENT).glob("checkpoint-*")
+    found = own or next(of_parent, None)
+    return training.step_of(found) if found else 0
 
 
 def reason(error: Exception) -> str:
