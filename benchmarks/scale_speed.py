@@ -5,9 +5,10 @@
 
 Eight pocket runs (two base models, four learning rates), each on one thread:
 one after the other in one process, on one Ray worker of one core, and on two.
-Each measurement is a process of its own, with a cluster of its own that is
-started before the clock; nothing else should run meanwhile. The machine needs
-two cores. All three make the same runs, which is checked.
+Each measurement is a process of its own, with a cluster of its own: one
+machine that offers as many cores as there are workers, started before the
+clock. Nothing else should run meanwhile. The machine needs two cores. All
+three make the same runs, which is checked.
 
 The speed-up is the time on one worker by that on two. The overhead of the
 engine per run is the time on one worker minus that in one process, by eight:
@@ -52,7 +53,7 @@ def measure(workers: int, steps: int, place: Path) -> dict:
     splits = load_splits(
         pocket.data, train_rows=pocket.train_rows, eval_rows=pocket.eval_rows
     )
-    cluster = PretendedCluster(workers) if workers else None
+    cluster = PretendedCluster(1, cpus=workers) if workers else None
     engine = {}
     if cluster:
         engine = {"engine": "ray", "address": cluster.address}
