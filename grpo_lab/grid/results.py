@@ -263,10 +263,8 @@ class Grid:
     def _left_out(self) -> list[str]:
         if not self.stopped:
             return []
-        made, planned = (
-            sum(run.completions for run in self.runs),
-            sum(run.completions_planned for run in self.runs),
-        )
+        made = sum(run.completions for run in self.runs)
+        planned = sum(run.completions_planned for run in self.runs)
         return [
             f"{len(self.stopped)} of {len(self.runs)} runs were stopped early:"
             f" {made:,} of {planned:,} completions were written."
