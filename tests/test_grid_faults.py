@@ -27,7 +27,7 @@ from ray_grid import assert_same, plan, questions, starts
 
 from grpo_lab import grid, training
 from grpo_lab.errors import LabError
-from grpo_lab.files import write_json
+from grpo_lab.files import read_metrics, write_json
 from grpo_lab.grid.cluster import PretendedCluster
 from grpo_lab.grid.jobs import job_at
 from grpo_lab.grid.plan import plan as plan_of
@@ -47,8 +47,7 @@ def assert_all_same(found: grid.Grid, expected: grid.Grid) -> None:
 
 def rows_of(directory: Path) -> int:
     """Steps that a run's metrics tell."""
-    path = directory / "metrics.csv"
-    return path.read_bytes().count(b"\n") - 1 if path.exists() else 0
+    return len(read_metrics(directory / "metrics.csv"))
 
 
 def wait_for_rows(place: Path, rows: int, seconds: float = 180) -> Path:

@@ -18,7 +18,12 @@ from grpo_lab.errors import LabError
 from grpo_lab.evaluation import Evaluation
 from grpo_lab.files import read_json, write_json
 from grpo_lab.grid.halving import Halving, next_rung, rung_path
-from grpo_lab.grid.results import clone_of, settings_in, status_of
+from grpo_lab.grid.results import (
+    clone_of,
+    settings_in,
+    status_of,
+    steps_in,
+)
 from grpo_lab.profiles import RunSettings
 
 UNFINISHED = "unfinished"
@@ -114,9 +119,7 @@ class Job:
 def job_at(directory: Path) -> Job:
     """The job of a run's directory."""
     record = read_json(directory / "settings.json")
-    settings = settings_in(record)
-    rows = record["grid"]["train_rows"]
-    return Job(directory, settings, settings.steps(rows))
+    return Job(directory, settings_in(record), steps_in(record))
 
 
 def all_jobs(output_dir: Path, planned: Sequence[Path]) -> list[Job]:

@@ -84,8 +84,7 @@ class Run:
     @property
     def completions_planned(self) -> int:
         """Those that it writes if nothing stops it."""
-        record = read_json(self.directory / "settings.json")
-        steps = self.settings.steps(record["grid"]["train_rows"])
+        steps = steps_in(read_json(self.directory / "settings.json"))
         begun = self.clone["step"] if self.clone else 0
         return (steps - begun) * self.settings.completions_per_step
 
@@ -403,6 +402,11 @@ def settings_in(record: dict) -> RunSettings:
     """The settings of a run's record."""
     # A run from before there were levers had none.
     return RunSettings(**{"levers": ()} | record["settings"])
+
+
+def steps_in(record: dict) -> int:
+    """The optimiser steps of a whole run, from its record."""
+    return settings_in(record).steps(record["grid"]["train_rows"])
 
 
 def base_path(directory: Path) -> Path:

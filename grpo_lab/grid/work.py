@@ -254,15 +254,20 @@ def _chosen(known: dict[str, Callable], names: list[str]) -> list[Callable]:
 
 def _start_from_parent(directory: Path, arguments: object) -> None:
     """Put a warm clone where its parent stood, unless it is further."""
-    parents = sorted((directory / PARENT).glob("checkpoint-*"))
-    if not parents or training.last_checkpoint(directory) is not None:
+    start = _of_parent(directory)
+    if start is None or training.last_checkpoint(directory) is not None:
         return
-    training.take_over(parents[-1], arguments)
+    training.take_over(start, arguments)
     if training.last_checkpoint(directory) is None:
         raise LabError(
             f"The checkpoint in {directory / PARENT} is broken, so this clone "
             "has no start. Clone again."
         )
+
+
+def _of_parent(directory: Path) -> Path | None:
+    """The one checkpoint that a warm clone has been given; None for others."""
+    return next((directory / PARENT).glob("checkpoint-*"), None)
 
 
 def note_environment(directory: Path, settings: RunSettings) -> None:
@@ -291,9 +296,7 @@ def note_environment(directory: Path, settings: RunSettings) -> None:
 
 def _step_at(directory: Path) -> int:
     """The step from which a run goes on; 0 from the base model."""
-    own = training.last_checkpoint(directory)
-    of_parent = (directory / PARENT).glob("checkpoint-*")
-    found = own or next(of_parent, None)
+    found = training.last_checkpoint(directory) or _of_parent(directory)
     return training.step_of(found) if found else 0
 
 
