@@ -36,6 +36,11 @@ def outputs_of(notebook) -> list:
     ]
 
 
+def typed(values: dict[str, str]) -> list[str]:
+    """Parameters as they are typed behind the name of a lesson."""
+    return [word for item in values.items() for word in ("-p", *item)]
+
+
 @pytest.fixture(scope="module")
 def grid_search(tmp_path_factory):
     """The grid-search lesson on the pocket profile, as `make demo` runs it."""
@@ -109,10 +114,9 @@ def test_a_failed_run_is_told_and_the_lesson_fails(tmp_path):
     small = {"MAX_STEPS": "1", "TRAIN_ROWS": "16", "EVAL_ROWS": "8"}
     small |= {"COMPLETIONS_PER_STEP": "16", "MICRO_BATCH": "16"}
     small |= {"MODELS": f"pocket-qwen,{broken}", "LEARNING_RATES": "1e-3"}
-    options = [word for item in small.items() for word in ("-p", *item)]
     output = tmp_path / "03"
     done = run_lesson(
-        "03_grid_search", output, "-p", "PROFILE", "pocket", *options
+        "03_grid_search", output, "-p", "PROFILE", "pocket", *typed(small)
     )
     assert done.returncode == 1, done.stdout[-3000:] + done.stderr[-3000:]
     results = json.loads((output / "run" / "results.json").read_text())
@@ -128,10 +132,9 @@ def test_the_grid_lesson_on_workers(tmp_path):
     """With ENGINE = "ray": on a cluster of its own, on this machine."""
     small = {"MAX_STEPS": "2", "EVAL_ROWS": "10", "ENGINE": "ray"}
     small |= {"MODELS": "pocket-qwen", "CPUS": "2"}
-    options = [word for item in small.items() for word in ("-p", *item)]
     output = tmp_path / "03"
     done = run_lesson(
-        "03_grid_search", output, "-p", "PROFILE", "pocket", *options
+        "03_grid_search", output, "-p", "PROFILE", "pocket", *typed(small)
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     logs = list((output / "run" / "grid" / "runs").glob("*/worker.log"))
@@ -299,10 +302,9 @@ def test_the_published_values_can_be_run(tmp_path):
     small |= {"COMPLETIONS_PER_STEP": "64", "MICRO_BATCH": "32"}
     # number golds and their own prompt: the lesson's tags stay
     small |= {"DATA": "pocket"}
-    options = [word for item in small.items() for word in ("-p", *item)]
     output = tmp_path / "02"
     done = run_lesson(
-        "02_first_grpo_run", output, "-p", "PROFILE", "pocket", *options
+        "02_first_grpo_run", output, "-p", "PROFILE", "pocket", *typed(small)
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     results = json.loads((output / "run" / "results.json").read_text())
@@ -425,9 +427,8 @@ def scaled_out(tmp_path_factory):
     """The lesson on many workers, on a cluster pretended on this machine."""
     output = tmp_path_factory.mktemp("lessons") / "05"
     small = {"MAX_STEPS": str(STEPS), "EVAL_ROWS": "100"}
-    options = [word for item in small.items() for word in ("-p", *item)]
     done = run_lesson(
-        "05_scale_out", output, "-p", "PROFILE", "pocket", *options
+        "05_scale_out", output, "-p", "PROFILE", "pocket", *typed(small)
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     results = json.loads((output / "run" / "results.json").read_text())
