@@ -268,23 +268,28 @@ def in_order(place: Path, models: list[str]) -> list[Path]:
 
 
 @pytest.mark.slow
-def test_a_disk_that_fills_up_on_a_worker(small_disk, machines, here, both):
+def test_a_disk_that_fills_up_on_a_worker(
+    small_disk, machines, here, both, tmp_path
+):
     """It is told in one paragraph; with room again the run goes on."""
     disk = small_disk.place
     small_disk.resize("900m")  # what a grid asks to be free, and little more
-    filler, reward = disk / "filler", slowed(0.3)
-    try:
+    filler, filled = disk / "filler", tmp_path / "filled"
 
-        def fill():
-            """Until there is room for a step's rows, but no checkpoint."""
+    def variety(completions, **kwargs) -> list[float]:
+        """In the third step there is room for its rows then, but no more."""
+        if any(disk.glob("grid/runs/*/checkpoint-2")) and not filled.exists():
+            filled.touch()
             with contextlib.suppress(OSError), filler.open("wb", 0) as file:
                 while True:
                     file.write(b"0" * 4096)
             os.truncate(filler, filler.stat().st_size - ROOM_FOR_ROWS)
+        return [float(len(set(chat[0]["content"]))) for chat in completions]
 
+    try:
         found = grid.run(
-            plan(both[:1]), questions(), [reward], disk / "grid",
-            progress=once_at(2, fill), engine="ray", address=machines.address,
+            plan(both[:1]), questions(), [variety], disk / "grid",
+            engine="ray", address=machines.address,
         )  # fmt: skip
         told = found.runs[0].reason
     except LabError as error:  # not even the reason could be written
@@ -299,7 +304,7 @@ def test_a_disk_that_fills_up_on_a_worker(small_disk, machines, here, both):
     assert halves  # it was a checkpoint that did not fit
     assert "disk is full" in told or "No space left" in told
     assert "Free some space" in told
-    found = grid.run(plan(both[:1]), questions(), [reward], disk / "grid")
+    found = grid.run(plan(both[:1]), questions(), [variety], disk / "grid")
     assert_same(found.runs[0], here.runs[0])
 
 
