@@ -91,6 +91,14 @@ def tiny_splits():
 
 
 @pytest.fixture(scope="session")
+def questions():
+    """Word problems for the pocket models: 24 to train on, 40 held out."""
+    from grpo_lab.data import load_splits
+
+    return load_splits("pocket", train_rows=24, eval_rows=40, seed=5)
+
+
+@pytest.fixture(scope="session")
 def machines():
     """Two machines of one core each, as Ray sees it."""
     from grpo_lab.grid.cluster import PretendedCluster

@@ -1,0 +1,268 @@
+"""What optimisations take in memory, and what they leave behind."""
+
+import dataclasses
+from collections import Counter
+
+import pytest
+import torch
+from conftest import count_loads, quick_settings
+from killed_grid import variety
+from safetensors.torch import load_file
+from speed_helpers import (
+    assert_same_gradients,
+    batch_of,
+    built,
+    gradients,
+    pocket_settings,
+)
+
+from grpo_lab import grid, models, training
+from grpo_lab.files import read_json, write_json
+from grpo_lab.profiles import RunSettings
+from grpo_lab.speed import levers
+from rewards import FIVE_PART
+
+# --- Memory ------------------------------------------------------------------
+
+
+def test_levers_that_take_memory_are_left_out_where_there_is_none():
+    settings = RunSettings(
+        "qwen2.5-0.5b", 1e-5, num_generations=8, completions_per_step=32,
+        micro_batch=4, max_completion_length=512, gradient_checkpointing=True,
+    )  # fmt: skip
+    shape = models.entry("qwen2.5-0.5b")
+    tokens = models.PROMPT_TOKENS
+    least = models.estimate_memory(shape, settings, tokens).total
+    without = dataclasses.replace(settings, gradient_checkpointing=False)
+    whole = models.estimate_memory(shape, without, tokens).total
+    copied = 494_032_768 * 4 / 2**30
+
+    def gone(memory: float, is_gpu: bool, one=settings) -> set[str]:
+        device = models.Device("here", memory / 0.9, is_gpu)
+        return {*one.levers} - {*models.levers_in_force(one, device)}
+
+    cpu = {"dequantised_copy"}
+    checkpointed = {"no_checkpointing", "shared_prefix"}
+    assert gone(whole + copied + 0.01, False) == set()
+    assert gone(whole + copied - 0.01, False) == checkpointed
+    assert gone(least + copied + 0.01, False) == checkpointed
+    assert gone(whole + copied + 0.01, False, without) == {"no_checkpointing"}
+    assert gone(least, False) == cpu | checkpointed
+    # On a GPU there is no copy, so that its memory is free.
+    assert gone(whole + 0.01, True) == cpu
+    assert gone(whole - 0.01, True) == cpu | checkpointed
+
+
+@pytest.mark.parametrize(
+    ("changed", "gone"),
+    [
+        ({}, {"no_checkpointing"}),
+        ({"beta": 0.04}, {"no_checkpointing", "zero_advantage"}),
+        ({"micro_batch": 1}, {"no_checkpointing", "shared_prefix"}),
+        ({"gradient_checkpointing": True}, set()),
+        (
+            {"lora_dropout": 0.1},
+            {
+                "no_checkpointing", "decode_loop", "shared_prefix",
+                *levers.NEED_THE_LOOP,
+            },
+        ),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_levers_that_would_do_nothing_are_not_in_force(changed, gone):
+    settings = RunSettings("pocket-qwen", 1e-3, **changed)
+    in_force = models.levers_in_force(settings)
+    assert {*settings.levers} - {*in_force} == gone
+
+
+def test_with_checkpointing_a_prefix_has_no_cache():
+    chosen = levers.without(["no_checkpointing"])
+    settings = RunSettings(
+        "pocket-qwen", 1e-3, gradient_checkpointing=True, levers=chosen
+    )
+    in_force = models.levers_in_force(settings)
+    assert {*chosen} - {*in_force} == {"shared_prefix"}
+
+
+def test_nothing_is_looked_up_for_a_run_without_levers():
+    unknown = RunSettings("no/such-model", 1e-3, levers=())
+    assert models.levers_in_force(unknown) == ()
+
+
+def test_the_estimate_counts_what_levers_take():
+    settings = pocket_settings(gradient_checkpointing=True)
+    shape = models.entry(settings.model)
+    least = models.estimate_memory(shape, settings, 100).total
+    without = dataclasses.replace(settings, gradient_checkpointing=False)
+    whole = models.estimate_memory(shape, without, 100).total
+    copied = shape.parameters * 4 / 2**30
+    assert models.memory_in_all(settings, 100) == pytest.approx(whole + copied)
+    plain = dataclasses.replace(settings, levers=())
+    assert models.memory_in_all(plain, 100) == least < whole
+
+
+def test_checkpointing_goes_where_memory_allows(
+    tiny_qwen, tmp_path, monkeypatch
+):
+    settings = quick_settings(tiny_qwen, gradient_checkpointing=True)
+    config = training.grpo_config(settings, tmp_path, 12)
+    assert not config.gradient_checkpointing
+    off = dataclasses.replace(
+        settings, levers=levers.without(["no_checkpointing"])
+    )
+    assert training.grpo_config(off, tmp_path, 12).gradient_checkpointing
+    small = models.Device("CPU", 0.1, is_gpu=False)
+    monkeypatch.setattr(models, "device_memory", lambda: small)
+    config = training.grpo_config(settings, tmp_path, 12)
+    assert config.gradient_checkpointing
+
+
+def test_gradients_are_the_same_without_checkpointing(questions, tmp_path):
+    settings = pocket_settings(
+        gradient_checkpointing=True, levers=("no_checkpointing",)
+    )
+    kept = built(settings, questions.train, tmp_path / "kept")
+    assert not kept.args.gradient_checkpointing
+    batch = batch_of(kept, questions.train)
+    _, found = gradients(kept, batch)
+    plain = dataclasses.replace(settings, levers=())
+    again = built(plain, questions.train, tmp_path / "again")
+    assert again.args.gradient_checkpointing
+    _, expected = gradients(again, batch)
+    assert_same_gradients(found, expected)
+
+
+# --- One base model for a grid -----------------------------------------------
+
+
+def grid_of(settings, questions, folder, monkeypatch):
+    loaded = count_loads(monkeypatch)
+    found = grid.run(settings, questions, [variety], folder, 10)
+    found.raise_failures()
+    monkeypatch.undo()
+    return found, loaded
+
+
+def test_runs_of_a_grid_share_a_base_model(
+    tiny_qwen, tiny_llama, questions, tmp_path, monkeypatch
+):
+    quick = quick_settings(tiny_qwen, max_steps=2)
+    settings = [
+        dataclasses.replace(quick, model=str(model), learning_rate=rate)
+        for model in (tiny_qwen, tiny_llama)
+        for rate in (1e-3, 1e-2)
+    ]
+    chosen = list(levers.LEVERS)
+    together, loaded = grid_of(
+        settings, questions, tmp_path / "1", monkeypatch
+    )
+    assert [
+        Counter(loaded)[str(m), True] for m in (tiny_qwen, tiny_llama)
+    ] == [1, 1]
+    first = together.runs[0].directory
+    assert read_json(first / "settings.json")["settings"]["levers"] == chosen
+    [start] = read_json(first / "environment.json")
+    assert start["levers"] == [n for n in chosen if n != "no_checkpointing"]
+    alone = levers.without(["one_base"])
+    single, loaded = grid_of(
+        [dataclasses.replace(one, levers=alone) for one in settings],
+        questions,
+        tmp_path / "4",
+        monkeypatch,
+    )
+    assert len(loaded) == 4
+    for one, other in zip(together.runs, single.runs, strict=True):
+        weights = [
+            load_file(run.adapter / "adapter_model.safetensors")
+            for run in (one, other)
+        ]
+        for name in weights[0]:
+            assert torch.equal(*(each[name] for each in weights)), name
+        assert one.evaluation.answers == other.evaluation.answers
+
+
+def test_a_run_from_before_the_levers_had_none(
+    tiny_qwen, questions, tmp_path, monkeypatch
+):
+    quick = quick_settings(tiny_qwen, max_steps=1)
+    found, _ = grid_of([quick], questions, tmp_path, monkeypatch)
+    path = found.runs[0].directory / "settings.json"
+    record = read_json(path)
+    del record["settings"]["levers"]
+    write_json(path, record)
+    assert grid.load(tmp_path).runs[0].settings.levers == ()
+
+
+def test_after_a_failure_the_base_model_is_loaded_anew(
+    tiny_qwen, questions, tmp_path, monkeypatch
+):
+    quick = quick_settings(tiny_qwen, max_steps=2)
+    settings = [
+        dataclasses.replace(quick, learning_rate=rate)
+        for rate in (1e-3, 1e-2, 1e-4)
+    ]
+    train, calls = training.train, []
+
+    def fails_once(trainer, until=None):
+        calls.append(trainer)
+        if len(calls) == 2:
+            raise RuntimeError("broken on purpose")
+        return train(trainer, until)
+
+    monkeypatch.setattr(training, "train", fails_once)
+    loads = count_loads(monkeypatch)
+    found = grid.run(settings, questions, [variety], tmp_path / "grid", 10)
+    assert [run.status for run in found.runs] == ["done", "failed", "done"]
+    assert len(loads) == 2
+
+
+def test_a_run_after_one_with_checkpointing_sees_its_prompts(
+    questions, tmp_path
+):
+    """Layers that still checkpoint have no cache, and so no prompt."""
+    first = pocket_settings(
+        gradient_checkpointing=True,
+        levers=levers.without(["no_checkpointing"]),
+    )
+    first = dataclasses.replace(first, max_steps=1)
+    trainer = built(first, questions.train, tmp_path / "first", moved=False)
+    training.train(trainer)
+    assert trainer.model.is_activation_checkpointing
+    base, tokenizer = training.release(trainer), trainer.processing_class
+    again = training.build_trainer(
+        pocket_settings(), questions.train, FIVE_PART, tmp_path / "second",
+        base, tokenizer,
+    )  # fmt: skip
+    batch = batch_of(again, questions.train)
+    for name, tensor in again.model.named_parameters():
+        if "lora_B" in name:
+            tensor.data.normal_(std=0.05)
+    _, found = gradients(again, batch)
+    again.levers = frozenset()
+    _, expected = gradients(again, batch)
+    assert_same_gradients(found, expected)
+    assert not again.model.is_activation_checkpointing
+
+
+def test_a_released_base_model_is_as_it_was(tiny_qwen, questions, tmp_path):
+    settings = quick_settings(
+        tiny_qwen, gradient_checkpointing=True,
+        levers=levers.without(["no_checkpointing"]),
+    )  # fmt: skip
+    model, tokenizer = models.load_policy(settings.model)
+    ids = torch.randint(5, 60, (2, 8))
+    with torch.no_grad():
+        before = model.eval()(ids).logits
+    for turn in range(3):
+        trainer = training.build_trainer(
+            settings, questions.train, [variety], tmp_path / str(turn),
+            model, tokenizer,
+        )  # fmt: skip
+        model = training.release(trainer)
+        assert "forward" not in model.__dict__
+        assert not model.is_activation_checkpointing
+        assert not model.get_input_embeddings()._forward_hooks
+        assert not any("lora_" in name for name, _ in model.named_modules())
+    with torch.no_grad():
+        assert torch.equal(model.eval()(ids).logits, before)
