@@ -25,6 +25,8 @@ from grpo_lab.grid.halving import (
 )
 from grpo_lab.models import load_policy
 
+pytestmark = pytest.mark.numeric
+
 CHANGING = ["seconds", "memory_gib"]
 
 
