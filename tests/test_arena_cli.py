@@ -21,6 +21,7 @@ import yaml
 from typer.testing import CliRunner
 
 from grpo_lab.arena import cli, job, manifest
+from grpo_lab.arena import experiment as experiments
 from grpo_lab.arena.client import LocalArena, Submitted
 from grpo_lab.arena.experiment import LOCK
 from grpo_lab.arena.lint import Finding
@@ -733,10 +734,17 @@ def registered(home) -> Path:
     return folder
 
 
-def test_a_job_is_watched_and_stopped(registered):
+def test_a_job_is_watched_and_stopped(registered, monkeypatch):
     thread = stub_job(registered)
     assert value("experiments", "list")[0]["status"] == "running"
-    threading.Timer(0.3, (registered / "stop").touch).start()
+    real = experiments.status
+
+    def look(directory):
+        now = real(directory)
+        (registered / "stop").touch()  # once it was seen to run
+        return now
+
+    monkeypatch.setattr(experiments, "status", look)
     shown = line("experiments watch e-1", code=3).stdout
     assert shown.startswith("running: ")
     assert "stopped: member 1, step 3 of 8" in shown

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 import tempfile
@@ -274,7 +275,9 @@ def test_failures_are_logged_as_shares_and_reasons(hostile):
     assert columns["mine/outcome"] == ["timeout", "error", "scored", "error"]
     late, raised, fine, ended = columns["mine/reason"]
     assert fine == ""
-    assert "more than 1 s of CPU time" in late and "ended" in ended
+    # Where it had less than half of a core, the limit of 2 s came first.
+    assert re.search("more than (1 s of CPU time|2 s)", late)
+    assert "ended" in ended
     assert raised.startswith("line ") and "ZeroDivisionError" in raised
 
 

@@ -520,19 +520,16 @@ def test_one_string_is_not_a_batch(part):
 
 def test_importing_the_rewards_is_light():
     code = (
-        "import sys, time; start = time.perf_counter(); import rewards; "
-        "print(time.perf_counter() - start); "
+        "import sys, rewards; "
         "print(*{name.partition('.')[0] for name in sys.modules})"
     )
-    runs = [
-        subprocess.run(
-            [sys.executable, "-c", code],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.splitlines()
-        for _ in range(3)
-    ]
-    assert min(float(seconds) for seconds, _ in runs) < 0.3
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    loaded = done.stdout.split()
+    assert len(loaded) < 300
     heavy = {"torch", "transformers", "trl", "sympy", "math_verify", "numpy"}
-    assert not heavy & set(runs[0][1].split())
+    assert not heavy & set(loaded)

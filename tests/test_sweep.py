@@ -254,7 +254,7 @@ def test_the_table_is_printed_and_written(swept):
     assert [row["RATES"] for row in table[:2]] == ["[1e-3, 2e-3]", "1e-4"]
     assert table[3]["state"] == "failed"
     assert table[3]["best_run"] == table[3]["accuracy"] == ""
-    assert 1 < float(table[0]["seconds"]) < 60
+    assert float(table[0]["seconds"]) > 0
 
 
 @pytest.mark.lesson
@@ -368,7 +368,7 @@ def test_a_sweep_within_a_run_ends_with_it(tmp_path):
     )
     try:
         sweep._end_processes([run])
-        assert within.wait(timeout=10) == -signal.SIGKILL
+        assert within.wait(timeout=60) == -signal.SIGKILL
         assert beside.poll() is None
     finally:
         beside.kill()

@@ -189,22 +189,20 @@ def test_wall_time_is_limited():
 
 
 def test_alarms_of_a_handler_do_not_last():
-    with contextlib.closing(new_workers(wall_seconds=1)) as workers:
-        replies = ask(
-            workers, ["use alarms"], ["power"], ["use alarms"], ["sleep", 60]
-        )
-    assert [reply.detail for reply in replies] == [
-        "",
-        "more than 0.3 s of CPU time",
-        "",
-        "more than 1 s",
-    ]
+    deeds = {60: ["power"], 1: ["sleep", 60]}
+    details = []
+    for wall_seconds, deed in deeds.items():
+        workers = new_workers(wall_seconds=wall_seconds)
+        with contextlib.closing(workers):
+            replies = ask(workers, ["use alarms"], deed)
+        details += [reply.detail for reply in replies]
+    assert details == ["", "more than 0.3 s of CPU time", "", "more than 1 s"]
 
 
 def test_an_idle_worker_has_no_deadline():
-    with contextlib.closing(new_workers(wall_seconds=1)) as workers:
+    with contextlib.closing(new_workers(wall_seconds=3)) as workers:
         before = ask(workers, ["pid"])
-        time.sleep(1.3)
+        time.sleep(3.3)
         assert ask(workers, ["pid"]) == before
 
 
