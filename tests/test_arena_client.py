@@ -2,10 +2,8 @@
 
 import json
 import os
-import shutil
 import signal
 import socket
-import sqlite3
 import subprocess
 import sys
 import textwrap
@@ -14,18 +12,11 @@ from pathlib import Path
 
 import filelock
 import pandas as pd
-import psutil
 import pytest
 import yaml
+from lessons import is_alive, wait_until
 
-from grpo_lab.arena import (
-    LocalArena,
-    client,
-    job,
-    manifest,
-    records,
-    store,
-)
+from grpo_lab.arena import LocalArena, job, manifest, records
 from grpo_lab.arena import experiment as experiments
 from grpo_lab.arena.store import Store
 from grpo_lab.errors import LabError
@@ -107,12 +98,7 @@ def arena(tmp_path) -> LocalArena:
 
 def furnished(folder: Path, rows: int = 40) -> LocalArena:
     arena = LocalArena(folder / "arena")
-    arena.create_dataset(
-        "gsm8k",
-        "reasoning",
-        column_mapping={"question": "question", "answer": "answer"},
-        file=questions(folder, rows),
-    )
+    arena.create_dataset("gsm8k", "reasoning", file=questions(folder, rows))
     arena.create_project("GSM8K Tutorial", None, llm_based=True)
     return arena
 
@@ -137,11 +123,7 @@ def no_job(monkeypatch):
 
 
 def everything_in(folder: Path) -> list[str]:
-    return sorted(
-        str(path.relative_to(folder))
-        for path in folder.rglob("*")
-        if "arena.sqlite" not in path.name
-    )
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
 
 # --- The registry -----------------------------------------------------------
@@ -152,10 +134,7 @@ def test_a_name_is_taken_once(arena, tmp_path):
     for call in (
         lambda: arena.create_project("GSM8K Tutorial"),
         lambda: arena.create_dataset(
-            "gsm8k",
-            "reasoning",
-            column_mapping={"question": "question", "answer": "answer"},
-            file=questions(tmp_path, 5),
+            "gsm8k", "reasoning", file=questions(tmp_path, 5)
         ),
     ):
         with pytest.raises(LabError, match="there already, and nothing"):
@@ -180,44 +159,102 @@ def test_an_unknown_name_is_told_with_the_nearest(arena):
 
 
 def test_the_first_project_is_the_default_until_another_is(arena):
-    arena.create_project("second", None, llm_based=True)
-    default = [one["name"] for one in arena.list_projects() if one["default"]]
-    assert default == ["GSM8K Tutorial"]
-    arena.set_default_project("second")
-    default = [one["name"] for one in arena.list_projects() if one["default"]]
-    assert default == ["second"]
+    arena.create_project("a second", None, llm_based=True)
+
+    def default():
+        marked = [one for one in arena.list_projects() if one["default"]]
+        return [one["name"] for one in marked]
+
+    assert default() == ["GSM8K Tutorial"]
+    arena.set_default_project("a second")
+    assert default() == ["a second"]
 
 
-def test_state_of_a_newer_version_is_left_alone(arena):
-    database = sqlite3.connect(arena.home / "arena.sqlite")
-    with database:
-        database.execute(f"PRAGMA user_version = {store.VERSION + 1}")
-    database.close()
-    with pytest.raises(LabError, match="newer version .* nothing in it"):
-        LocalArena(arena.home)
+def test_the_agent_to_ask_where_none_is_named(tmp_path):
+    arena = LocalArena(tmp_path)
+    assert arena.default_agent() is None
+    for name, default in (("a", "a"), ("b", None)):
+        arena.store.put("deployment", name, server=None)
+        assert arena.default_agent() == default
+    arena.set_default_agent("b")
+    assert arena.default_agent() == "b"
+    arena.delete_deployment("b")
+    assert arena.default_agent() == "a"
 
 
-def test_a_broken_registry_is_told(tmp_path):
-    (tmp_path / "arena.sqlite").write_text("no database at all" * 100)
-    with pytest.raises(LabError, match="can't be used: .*not a database"):
-        LocalArena(tmp_path)
-
-
-def test_the_registry_outlives_the_process_and_a_move(arena, tmp_path):
+def test_the_registry_outlives_a_move_and_looking_writes_nothing(
+    arena, tmp_path
+):
+    """So that a full or a read-only disk can still be looked at."""
     moved = tmp_path / "elsewhere"
     arena.home.rename(moved)
-    assert LocalArena(moved).dataset_exists("gsm8k")
+    before = everything_in(moved)
+    found = LocalArena(moved)
+    assert found.list_datasets()[0]["name"] == "gsm8k"
+    assert found.list_projects() and not found.list_experiments()
+    assert everything_in(moved) == before
 
 
-def test_two_processes_register_one_name_once(tmp_path):
-    """Both are told apart by the database, whoever comes first."""
+def test_of_two_that_take_one_name_at_once_one_wins(tmp_path):
+    """Neither saw the other when it began."""
     one, other = Store(tmp_path), Store(tmp_path)
-    one.refuse_taken("project", "p")
-    other.refuse_taken("project", "p")
-    one.add("project", "p", {"by": "one"})
-    with pytest.raises(LabError, match="a project that is there already"):
-        other.add("project", "p", {"by": "other"})
-    assert one.get("project", "p")["by"] == "one"
+    with (
+        pytest.raises(LabError, match="is there already"),
+        one.new("dataset", "d") as (folder, record),
+    ):
+        (folder / "rows").write_text("slow")
+        part = folder.with_name(".other")
+        folder.rename(part)  # the other one has another process number
+        with other.new("dataset", "d") as (quick, values):
+            (quick / "rows").write_text("quick")
+            values["by"] = "other"
+        part.rename(folder)
+    assert one.get("dataset", "d")["by"] == "other"
+    assert everything_in(tmp_path) == [
+        "datasets", "datasets/d", "datasets/d/record.json", "datasets/d/rows",
+    ]  # fmt: skip
+
+
+def test_what_is_not_registered_leaves_nothing(tmp_path):
+    """Whatever it fails at; and a kill leaves only what nobody lists."""
+    registry = Store(tmp_path)
+    for error in (OSError(28, "No space left"), KeyboardInterrupt()):
+        with (
+            pytest.raises((LabError, KeyboardInterrupt)),
+            registry.new("project", "p") as (folder, _),
+        ):
+            (folder / "half").touch()
+            raise error
+    assert everything_in(tmp_path) == ["projects"]
+    killed = tmp_path / "projects" / ".p.7.part"
+    write_json(killed / "record.json", {"created": 1.0})
+    assert registry.all("project") == []
+    assert not registry.has("project", "p")
+
+
+def test_a_kill_while_a_name_is_registered(tmp_path):
+    """A process that is killed at the last step before it is there."""
+    code = (
+        "import os, signal, sys\n"
+        "from pathlib import Path\n"
+        "from grpo_lab.arena.store import Store\n"
+        "Path.rename = lambda *a: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "with Store(sys.argv[1]).new('project', 'p') as (folder, record):\n"
+        "    (folder / 'file').write_text('x')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)])
+    assert done.returncode == -signal.SIGKILL
+    registry = Store(tmp_path)
+    assert registry.all("project") == []
+    with registry.new("project", "p") as (_, record):
+        record["by"] = "the next"
+    assert registry.get("project", "p")["by"] == "the next"
+
+
+def test_an_arena_that_can_not_be_kept(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(LabError, match="can't be kept in .*--home"):
+        LocalArena(tmp_path / "file" / "arena")
 
 
 def test_a_data_set_that_is_used_is_not_deleted(
@@ -402,7 +439,7 @@ def test_a_submission_can_be_repeated_but_not_changed(
     reward_file.write_text(REWARD + "\n# changed\n")
     with pytest.raises(LabError, match="differs in reward file"):
         arena.submit_experiment(small(tiny_qwen), reward_file, **values)
-    with pytest.raises(LabError, match="an experiment that is"):
+    with pytest.raises(LabError, match="is there already"):
         arena.submit_experiment(
             small(tiny_qwen), reward_file, experiment_name="e"
         )
@@ -482,43 +519,17 @@ def test_a_job_that_dies_at_once_leaves_nothing_registered(
     assert everything_in(arena.home / "experiments") == []
 
 
-def test_lost_files_break_no_list_and_can_be_forgotten(
-    arena, reward_file, tiny_qwen, no_job
-):
-    lost, kept = (
-        arena.submit_experiment(small(tiny_qwen), reward_file).name
-        for _ in range(2)
-    )
-    shutil.rmtree(arena.home / "experiments" / lost)
-    names = [one["name"] for one in arena.list_experiments()]
-    assert names == [lost, kept]
-    with pytest.raises(LabError, match="moved or deleted"):
-        arena.resume_experiment(lost)
-    arena.delete_experiment(lost)
-    assert [one["name"] for one in arena.list_experiments()] == [kept]
-
-
 def test_many_cut_completions_are_warned_of():
     assert job._warning([0.1, 0.2]) == ""
     assert "30% of the last" in job._warning([0.2, 0.4])
 
 
 def test_other_rows_under_one_name_are_refused(arena, tmp_path):
-    mapping = {"question": "question", "answer": "answer"}
-    same = questions(tmp_path, 40)
-    found = arena.create_dataset(
-        "gsm8k", "reasoning", column_mapping=mapping, file=same, exist_ok=True
-    )
+    values = {"name": "gsm8k", "category": "reasoning", "exist_ok": True}
+    found = arena.create_dataset(**values, file=questions(tmp_path, 40))
     assert found["rows"] == 40
-    other = questions(tmp_path, 30)
     with pytest.raises(LabError, match="registered with other rows"):
-        arena.create_dataset(
-            "gsm8k",
-            "reasoning",
-            column_mapping=mapping,
-            file=other,
-            exist_ok=True,
-        )
+        arena.create_dataset(**values, file=questions(tmp_path, 30))
 
 
 def test_verbs_that_need_a_job_or_a_result_say_so(
@@ -566,32 +577,18 @@ def test_an_experiment_can_be_made_longer_but_not_impossible(
     assert kept["training"]["max_steps"] == 56
 
 
-def test_a_job_without_a_number_is_not_this_process():
-    """psutil takes no number for the process that asks."""
-    client._end(None)
-
-
 def test_files_of_an_experiment_that_nobody_knows_are_left_alone(
     arena, reward_file, tiny_qwen, no_job
 ):
-    """As after the registry was lost: they may hold a long training."""
+    """As of an older version: they may hold a long training."""
     kept = arena.home / "experiments" / "e" / "result.json"
     write_json(kept, {"best": "step_5"})
-    with pytest.raises(LabError, match="is there already, although no"):
+    with pytest.raises(LabError, match="is there already"):
         arena.submit_experiment(
             small(tiny_qwen), reward_file, experiment_name="e", resume=True
         )
     assert kept.exists() and no_job == []
-
-
-def test_looking_writes_nothing(arena):
-    """So that a full or a read-only disk can still be looked at."""
-    before = (arena.home / "arena.sqlite").read_bytes()
-    LocalArena(arena.home).list_datasets()
-    assert (arena.home / "arena.sqlite").read_bytes() == before
-    assert [f.name for f in arena.home.glob("arena.sqlite*")] == [
-        "arena.sqlite"
-    ]
+    assert arena.list_experiments() == []
 
 
 def test_a_broken_status_hides_no_other_experiment(
@@ -612,23 +609,7 @@ def test_a_machine_is_needed(arena, reward_file, tiny_qwen, no_job):
         arena.submit_experiment(small(tiny_qwen), reward_file, num_nodes=0)
 
 
-# --- The whole way, with real jobs and a real server ------------------------
-
-
-def wait_until(true, seconds: float = 120.0):
-    """Fail where something does not happen."""
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.05)
-
-
-def runs(pid: int) -> bool:
-    """Whether a process runs; one that nobody has waited for does not."""
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+# --- The whole way, with real jobs and a real server: processes --------
 
 
 @pytest.fixture(scope="module")
@@ -768,7 +749,7 @@ def test_a_failure_is_told_with_its_reason(tmp_path, tiny_qwen):
     now = arena.wait_for_experiment(first)
     assert now["status"] == "failed"
     assert "train.jsonl" in now["reason"] and "\n" not in now["reason"]
-    wait_until(lambda: not runs(now["pid"]))
+    wait_until(lambda: not is_alive(now["pid"]))
 
 
 @pytest.mark.lesson
