@@ -98,6 +98,8 @@ def run(
         LabError: wrong input; nothing was started.
         LessonFailed, TimeIsUp: the executed part is on disk.
     """
+    if not (time_limit > 0 and (cell_time_limit or 1) > 0):
+        raise LabError("A time limit is a number of seconds, more than 0.")
     declared = declared_in(lesson)
     values = resolve(declared, given)
     folder = _folder(lesson, output, resume)
@@ -296,13 +298,6 @@ def _report(executed: Path) -> str:
     return "\n".join(lines)
 
 
-def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not seconds > 0:
-        raise argparse.ArgumentTypeError("a time limit is more than 0 s")
-    return seconds
-
-
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that a run and a sweep of a lesson have in common."""
     parser.add_argument("lesson", type=Path, help="the notebook to run")
@@ -327,7 +322,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--time-limit",
-        type=_seconds,
+        type=float,
         default=DAY,
         metavar="S",
         help="seconds for a whole lesson (default: a day)",
@@ -344,7 +339,7 @@ def _parser() -> argparse.ArgumentParser:
     add_options(parser)
     parser.add_argument(
         "--cell-time-limit",
-        type=_seconds,
+        type=float,
         metavar="S",
         help="seconds for each cell (default: none)",
     )

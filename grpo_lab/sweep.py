@@ -24,14 +24,13 @@ import csv
 import io
 import itertools
 import json
-import math
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,26 +68,6 @@ class Sweep:
         """Whether a run has ended well: the runner writes HTML only then."""
         page = self.lesson.with_suffix(".html").name
         return (self.folder / name / page).exists()
-
-    def rows(self, failed: dict[str, str]) -> list[dict]:
-        """A row for each run: its parameters, and how it went.
-
-        `seconds`, `best_run` and its `accuracy` on held-out questions are
-        None where the run has not written them.
-        """
-        rows = []
-        for name, parameters in self.runs.items():
-            place = self.folder / name
-            state = "done" if self.is_done(name) else "waiting"
-            best, accuracy = _best(place / "run" / "results.json")
-            row = {
-                "state": "failed" if name in failed else state,
-                "seconds": _seconds(place / self.lesson.name),
-                "best_run": best,
-                "accuracy": accuracy,
-            }
-            rows.append({**parameters, **row})
-        return rows
 
 
 def plan(
@@ -301,54 +280,62 @@ def say(text: str) -> None:
         os.dup2(nowhere, sys.stdout.fileno())  # else it fails at the exit
 
 
-def _best(results: Path) -> tuple[str | None, float | None]:
-    """The name and held-out accuracy of a leaderboard's best run.
+def rows(sweep: Sweep, failed: Collection[str] = ()) -> list[dict]:
+    """A row for each run: its name, its parameters, and how it went.
 
-    Of equal ones the first: `Grid.leaderboard` is in order.
+    `seconds`, `best_run` and its `accuracy` on held-out questions are "" where
+    the run has not written them.
     """
-    try:
-        board = json.loads(results.read_text())["leaderboard"]
-        ranked = [(str(row["run"]), float(row["after"])) for row in board]
-    except (OSError, ValueError, LookupError, TypeError):
-        return None, None  # none, or of another kind
-    ranked = [row for row in ranked if math.isfinite(row[1])]
-    return max(ranked, key=lambda row: row[1], default=(None, None))
+    found = []
+    for name, parameters in sweep.runs.items():
+        place = sweep.folder / name
+        state = "done" if sweep.is_done(name) else "waiting"
+        row = {"state": "failed" if name in failed else state}
+        for file, read in {
+            place / sweep.lesson.name: _duration,
+            place / "run" / "results.json": _best,
+        }.items():
+            try:
+                row |= read(json.loads(file.read_text(encoding="utf-8")))
+            except (OSError, ValueError, LookupError, TypeError):
+                row |= read(None)  # none, or of another kind
+        found.append({"combination": name, **parameters, **row})
+    return found
 
 
-def _seconds(executed: Path) -> float | None:
-    try:
-        notebook = json.loads(executed.read_text(encoding="utf-8"))
-        return round(notebook["metadata"]["papermill"]["duration"], 1)
-    except (OSError, ValueError, LookupError, TypeError):
-        return None  # it has not ended
+def _duration(notebook: dict | None) -> dict:
+    if notebook is None:
+        return {"seconds": ""}
+    return {"seconds": round(notebook["metadata"]["papermill"]["duration"])}
+
+
+def _best(results: dict | None) -> dict:
+    """The first of the best runs of a leaderboard, which is in order."""
+    if results is None:
+        return {"best_run": "", "accuracy": ""}
+    board = [one for one in results["leaderboard"] if one["after"] >= 0]
+    best = max(board, key=lambda one: one["after"])
+    return {"best_run": best["run"], "accuracy": best["after"]}
 
 
 def _report(sweep: Sweep, failed: dict[str, str]) -> str:
     """Write sweep.csv; the table in words, and why runs failed."""
-    rows = sweep.rows(failed)
+    found = rows(sweep, failed)
     file = io.StringIO()
-    writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+    columns = [name for name in found[0] if name != "combination"]
+    writer = csv.DictWriter(
+        file, columns, extrasaction="ignore", lineterminator="\n"
+    )
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows(found)
     write_whole(sweep.folder / TABLE, file.getvalue())
-    table = [("combination", "state", "seconds", "best run", "accuracy")]
-    for name, row in zip(sweep.runs, rows, strict=True):
-        right, seconds = row["accuracy"], row["seconds"]
-        shown = "" if right is None else f"{right:.1%}"
-        taken = "" if seconds is None else f"{seconds:.0f}"
-        table.append((name, row["state"], taken, row["best_run"] or "", shown))
+    shown = [name for name in found[0] if name not in sweep.values]
+    table = [shown, *([str(row[name]) for name in shown] for row in found)]
     lines = [f"{name} failed: {why}" for name, why in failed.items()]
     if not all(map(sweep.is_done, sweep.runs)):
         lines.append("The same line with --resume runs what is not done.")
     lines.append(f"Table: {sweep.folder / TABLE}")
     return "\n".join(["", aligned(table), *lines])
-
-
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError("at least one runs at a time")
-    return number
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -368,7 +355,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--jobs",
-        type=_count,
+        type=int,
         default=1,
         metavar="N",
         help="runs at a time (default: 1; two on the same cores or the same "
@@ -386,6 +373,8 @@ def main(argv: list[str] | None = None) -> int:
         if folder is None:
             stem = f"{given.lesson.stem}-sweep"
             folder = runner.numbered(stem, given.resume)
+        if given.jobs < 1:
+            raise LabError("--jobs is 1 or more: so many runs at a time.")
         sweep = plan(given.lesson, given.parameters, given.varied, folder)
         refuse_strange(folder)
         numbers = (signal.SIGINT, *processes.ENDING)

@@ -536,11 +536,11 @@ def test_verbs_that_need_a_job_or_a_result_say_so(
     arena, reward_file, tiny_qwen, no_job
 ):
     name = arena.submit_experiment(small(tiny_qwen), reward_file).name
-    with pytest.raises(LabError, match="interrupted, so there is no job"):
+    with pytest.raises(LabError, match="is interrupted: there is no job"):
         arena.stop_experiment(name)
     with pytest.raises(LabError, match="has no checkpoints"):
         arena.deploy_agent(name)
-    with pytest.raises(LabError, match="has no result yet"):
+    with pytest.raises(LabError, match="is interrupted: no result yet"):
         arena.experiment_result(name)
     assert list(arena.experiment_metrics(name).columns) == list(
         records.COLUMNS
@@ -626,9 +626,9 @@ def lived(tmp_path_factory, tiny_qwen):
     wait_until(lambda: step() >= 2)
     now = arena.experiment_status(name)
     assert now["status"] == "running" and now["heartbeat"] < 30
-    with pytest.raises(LabError, match="is running already"):
+    with pytest.raises(LabError, match="is running: wait"):
         arena.resume_experiment(name)
-    with pytest.raises(LabError, match="runs. Stop it first"):
+    with pytest.raises(LabError, match="is running: stop it first"):
         arena.delete_experiment(name)
     os.kill(now["pid"], signal.SIGKILL)
     wait_until(lambda: arena.experiment_status(name)["status"] != "running")
@@ -652,7 +652,7 @@ def test_a_killed_and_a_stopped_job_are_gone_on_with(lived):
     assert steps.groupby("step").size().tolist() == [2] * 6
     with pytest.raises(LabError, match="Type max_steps=56 or more"):
         arena.resume_experiment(name, max_steps=48)
-    with pytest.raises(LabError, match="is done. To train it further"):
+    with pytest.raises(LabError, match="is done: give it more.*max_steps=96"):
         arena.resume_experiment(name)
     kept = pd.read_csv(arena.home / "experiments" / name / "metrics.csv")
     assert len(kept) == len(steps)
@@ -715,7 +715,7 @@ def test_the_best_is_deployed_asked_killed_and_asked_again(lived):
     assert (listed["status"], listed["pid"]) == ("down", None)
     with pytest.raises(LabError, match="has no checkpoint 'step_5'"):
         arena.deploy_agent(name, checkpoint="step_5")
-    with pytest.raises(LabError, match="is deployed. Delete the"):
+    with pytest.raises(LabError, match="it is deployed; delete"):
         arena.delete_experiment(name)
     arena.delete_deployment(name)
     assert everything_in(arena.home / "deployments") == [f".{name}.lock"]

@@ -34,6 +34,11 @@ HOME = "runs/arena"
 HOME_VARIABLE = "GRPO_LAB_ARENA"
 """Environment variable that names another place."""
 
+ELSEWHERE = (
+    "Choose another name, or another home for the arena; in a lesson another "
+    "OUTPUT_DIR."
+)
+
 STOP_SECONDS = 120.0
 """How long a job may take to finish its step before it is ended."""
 
@@ -57,8 +62,8 @@ class Submitted:
     plan: dict
 
 
-class LocalArena:
-    """An arena below one directory.
+class LocalArena(Deployments):
+    """An arena below one directory; see `Deployments` for what is served.
 
     Every verb raises LabError where something is missing or in the way.
 
@@ -86,8 +91,7 @@ class LocalArena:
     def __init__(self, home: Path | str | None = None) -> None:
         chosen = home or os.environ.get(HOME_VARIABLE) or HOME
         self.home = Path(chosen).expanduser().resolve()
-        self.store = Store(self.home)
-        self.deployments = Deployments(self.store)
+        super().__init__(Store(self.home))
 
     def __enter__(self) -> "LocalArena":
         """The arena itself; there is nothing to close."""
@@ -152,9 +156,7 @@ class LocalArena:
         if found["fingerprint"] != registered.fingerprint:
             raise LabError(
                 f"The data set {name!r} is registered with other rows, of "
-                f"{found['source']}. They are left alone. Choose another "
-                "name, or another home for the arena; in a lesson another "
-                "OUTPUT_DIR."
+                f"{found['source']}. They are left alone. {ELSEWHERE}"
             )
         return found
 
@@ -337,9 +339,7 @@ class LocalArena:
         if differs:
             raise LabError(
                 f"There is another experiment {name!r}: it differs in "
-                f"{', '.join(differs)}. It is left alone. Choose another "
-                "name, or another home for the arena; in a lesson another "
-                "OUTPUT_DIR."
+                f"{', '.join(differs)}. It is left alone. {ELSEWHERE}"
             )
         if experiments.status(folder)["status"] not in (*ACTIVE, "done"):
             engines.note(folder, choice)
@@ -406,10 +406,7 @@ class LocalArena:
         folder = self._experiment(experiment_name)
         now = experiments.status(folder)
         if now["status"] not in ACTIVE:
-            raise LabError(
-                f"The experiment {experiment_name!r} is {now['status']}, so "
-                "there is no job to stop. list_experiments shows all."
-            )
+            raise _stands(folder, "there is no job to stop.")
         (folder / "stop").touch()
         deadline = time.monotonic() + seconds
         while experiments.is_alive(folder) and time.monotonic() < deadline:
@@ -441,20 +438,13 @@ class LocalArena:
         folder = self._experiment(experiment_name)
         now = experiments.status(folder)
         if now["status"] in ACTIVE:
-            raise LabError(
-                f"The experiment {experiment_name!r} is {now['status']} "
-                "already. Wait for it, or stop it first with "
-                "stop_experiment."
-            )
+            raise _stands(folder, "wait, or stop it first: stop_experiment.")
         if max_steps is not None:
             _prolong(folder, max_steps)
         elif now["status"] == "done":
             before = Experiment.load(folder).manifest["training"]["max_steps"]
-            raise LabError(
-                f"The experiment {experiment_name!r} is done. To train it "
-                "further give more completions than it has had, such as "
-                f"max_steps={2 * before}."
-            )
+            more = f"give it more completions: max_steps={2 * before}."
+            raise _stands(folder, more)
         engines.note(folder, choice)
         job.start(folder)
         return experiments.status(folder)
@@ -463,20 +453,11 @@ class LocalArena:
         """Delete an experiment that neither runs nor is deployed."""
         folder = self._experiment(experiment_name)
         if experiments.status(folder)["status"] in ACTIVE:
-            raise LabError(
-                f"The experiment {experiment_name!r} runs. Stop it first "
-                "with stop_experiment."
-            )
+            raise _stands(folder, "stop it first with stop_experiment.")
         if self.store.has("deployment", experiment_name):
-            raise LabError(
-                f"The experiment {experiment_name!r} is deployed. Delete the "
-                "deployment first with delete_deployment."
-            )
+            deployed = "it is deployed; delete that first: delete_deployment."
+            raise _stands(folder, deployed)
         self.store.delete("experiment", experiment_name)
-
-    def _experiment(self, name: str) -> Path:
-        self.store.get("experiment", name)
-        return self.store.folder("experiment", name)
 
     # --- What came of it ----------------------------------------------------
 
@@ -522,13 +503,10 @@ class LocalArena:
 
     def experiment_result(self, experiment_name: str) -> dict:
         """What `result.json` says of base and best on the test questions."""
-        found = read_json(self._experiment(experiment_name) / "result.json")
+        folder = self._experiment(experiment_name)
+        found = read_json(folder / "result.json")
         if found is None:
-            raise LabError(
-                f"The experiment {experiment_name!r} has no result yet: it "
-                f"is {self.experiment_status(experiment_name)['status']}. "
-                "Wait for it, or resume it with resume_experiment."
-            )
+            raise _stands(folder, "no result yet; wait, or resume_experiment.")
         return found
 
     def experiment_answers(self, experiment_name: str) -> tuple:
@@ -552,106 +530,10 @@ class LocalArena:
 
         return records.checkpoints(self._experiment(experiment_name))
 
-    # --- Deployments --------------------------------------------------------
 
-    def deploy_agent(
-        self,
-        experiment_name: str,
-        checkpoint: str | None = None,
-        port: int | None = None,
-    ) -> dict:
-        """Merge a checkpoint into 16-bit weights and serve them here.
-
-        Args:
-            experiment_name: also the name of the deployment; one that is
-                there is replaced.
-            checkpoint: a name of `list_checkpoints`; by default the best.
-            port: on this machine only; by default a free one.
-
-        Returns:
-            The deployment; see `list_inference_deployments`.
-        """
-        every = [one["name"] for one in self.list_checkpoints(experiment_name)]
-        if not every:
-            state = self.experiment_status(experiment_name)["status"]
-            raise LabError(
-                f"The experiment {experiment_name!r} has no checkpoints, so "
-                f"there is nothing to deploy: it is {state}, and the first "
-                "checkpoint is written when the first generation has been "
-                "measured. Wait for it, or resume it with resume_experiment."
-            )
-        if checkpoint is not None and checkpoint not in every:
-            raise LabError(
-                f"The experiment {experiment_name!r} has no checkpoint "
-                f"{checkpoint!r}; it has {', '.join(every)}, the best first. "
-                "Type one of those, or leave the checkpoint out to deploy the "
-                "best."
-            )
-        prepare()
-        folder = self._experiment(experiment_name)
-        chosen = checkpoint or every[0]
-        return self.deployments.deploy(experiment_name, folder, chosen, port)
-
-    def list_inference_deployments(self) -> list[dict]:
-        """The deployments: `name`, `checkpoint`, `status`, `url`, `pid`.
-
-        `status` is "serving", or "down" where the server was stopped or
-        killed; `open_inference_agent` starts it again. `default` tells which
-        one `generate` asks where none is named.
-        """
-        default = self.default_agent()
-        return [
-            one | {"default": one["name"] == default}
-            for one in self.deployments.all()
-        ]
-
-    def open_inference_agent(
-        self, deployment_name: str, max_new_tokens: int | None = None
-    ):
-        """An agent that asks a deployment; starts its server if it is down.
-
-        Args:
-            deployment_name: see `list_inference_deployments`.
-            max_new_tokens: tokens that an answer may have, 512 by default.
-
-        Returns:
-            A `serving.Agent`, to be used in a `with` block.
-        """
-        prepare()
-        from grpo_lab.arena import serving
-
-        server = self.deployments.running(deployment_name)
-        found = Experiment.load(self._experiment(deployment_name))
-        return serving.Agent(
-            server.url,
-            server.folder,
-            found.system_prompt,
-            context=found.manifest["network"]["max_context_length"],
-            max_new_tokens=(
-                serving.MAX_NEW_TOKENS
-                if max_new_tokens is None
-                else max_new_tokens
-            ),
-        )
-
-    def stop_deployment(self, deployment_name: str) -> None:
-        """Stop a deployment's server; its weights stay."""
-        self.deployments.stop(deployment_name)
-
-    def delete_deployment(self, deployment_name: str) -> None:
-        """Stop a deployment and delete its merged weights."""
-        self.deployments.stop(deployment_name)
-        self.store.delete("deployment", deployment_name)
-
-    def default_agent(self) -> str | None:
-        """The deployment that was made the default, or else the only one."""
-        names = [one["name"] for one in self.store.all("deployment")]
-        only = names[0] if len(names) == 1 else None
-        return self.store.default("deployment") or only
-
-    def set_default_agent(self, deployment_name: str) -> None:
-        """The deployment that `generate` asks where none is named."""
-        self.store.set_default("deployment", deployment_name)
+def _stands(folder: Path, advice: str) -> LabError:
+    state = experiments.status(folder)["status"]
+    return LabError(f"The experiment {folder.name!r} is {state}: {advice}")
 
 
 def _prolong(folder: Path, max_steps: int) -> None:

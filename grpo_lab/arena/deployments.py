@@ -27,6 +27,7 @@ import psutil
 from grpo_lab import processes
 from grpo_lab.arena import experiment as experiments
 from grpo_lab.arena.store import Store
+from grpo_lab.environment import prepare
 from grpo_lab.errors import LabError
 from grpo_lab.files import last_line, read_json
 from grpo_lab.prompts import TEMPLATE_VALUES, messages
@@ -242,7 +243,7 @@ def _not_started(server: Server, log: Path, what: str) -> LabError:
 
 
 class Deployments:
-    """The deployments of an arena.
+    """The verbs of an arena that are about deployments.
 
     Args:
         store: the arena's registry.
@@ -251,26 +252,29 @@ class Deployments:
     def __init__(self, store: Store) -> None:
         self.store = store
 
-    def deploy(
-        self, name: str, experiment: Path, checkpoint: str, port: int | None
+    def deploy_agent(
+        self,
+        experiment_name: str,
+        checkpoint: str | None = None,
+        port: int | None = None,
     ) -> dict:
-        """Merge a checkpoint, compare it with its adapter, and serve it.
+        """Merge a checkpoint into 16-bit weights and serve them here.
 
         A deployment that is there goes on until the new weights are ready;
         on a GPU it is stopped before, since there would be no room.
 
         Args:
-            name: the experiment's and the deployment's.
-            experiment: its directory.
-            checkpoint: one of its checkpoints.
-            port: on this machine, or None for a free one.
+            experiment_name: also the name of the deployment; one that is
+                there is replaced.
+            checkpoint: a name of `list_checkpoints`; by default the best.
+            port: on this machine only; by default a free one.
 
         Returns:
-            The deployment, as `all` lists it.
-
-        Raises:
-            LabError: the port is in use, or merging or serving failed.
+            The deployment; see `list_inference_deployments`.
         """
+        name, experiment = experiment_name, self._experiment(experiment_name)
+        chosen = _checkpoint(experiment, checkpoint)
+        prepare()
         import torch
 
         with self._holding(name):
@@ -279,50 +283,103 @@ class Deployments:
                 refuse_port_in_use(port)
             if before is not None and torch.cuda.is_available():
                 before.stop()
-            agreement = self._merge(name, experiment, checkpoint)
+            values = {"checkpoint": chosen, "server": None}
+            values["agreement"] = self._merge(name, experiment, chosen)
             if before is not None:
                 before.stop()
-            values = {"checkpoint": checkpoint, "agreement": agreement}
-            self.store.put("deployment", name, **values, server=None)
+            self.store.put("deployment", name, **values)
             self._serve(name, port)
             for other in self.store.folder("deployment", name).glob("step_*"):
-                if other.name != checkpoint:
+                if other.name != chosen:
                     shutil.rmtree(other, ignore_errors=True)
-        return self._listed(self.store.get("deployment", name))
+        every = {one["name"]: one for one in self.list_inference_deployments()}
+        return every[name]
 
-    def all(self) -> list[dict]:
-        """Every deployment: `name`, `checkpoint`, `status`, `url`, `pid`."""
-        return [self._listed(one) for one in self.store.all("deployment")]
+    def list_inference_deployments(self) -> list[dict]:
+        """The deployments: `name`, `checkpoint`, `status`, `url`, `pid`.
 
-    def running(self, name: str) -> Server:
-        """The server of a deployment, started if it is down.
-
-        Raises:
-            LabError: there is no such deployment, or it can't be started.
+        `status` is "serving", or "down" where the server was stopped or
+        killed; `open_inference_agent` starts it again. `default` tells which
+        one `generate` asks where none is named.
         """
-        weights = self._weights(name)
-        with self._holding(name):
-            server = self._server(name)
+        found = []
+        default = self.default_agent()
+        for record in self.store.all("deployment"):
+            server = self._server(record["name"])
+            well = server is not None and server.healthy()
+            keys = ("name", "checkpoint", "agreement")
+            found.append(
+                {key: record[key] for key in keys}
+                | {
+                    "status": "serving" if well else "down",
+                    "url": server.url if well else None,
+                    "pid": server.pid if well else None,
+                    "default": record["name"] == default,
+                }
+            )
+        return found
+
+    def open_inference_agent(
+        self, deployment_name: str, max_new_tokens: int | None = None
+    ):
+        """An agent that asks a deployment; starts its server if it is down.
+
+        Args:
+            deployment_name: see `list_inference_deployments`.
+            max_new_tokens: tokens that an answer may have, 512 by default.
+
+        Returns:
+            A `serving.Agent`, to be used in a `with` block.
+        """
+        prepare()
+        from grpo_lab.arena import serving
+
+        weights = self._weights(deployment_name)
+        with self._holding(deployment_name):
+            server = self._server(deployment_name)
             # An arena may have been moved while its server ran.
             ours = server is not None and server.folder == str(weights)
-            if ours and server.healthy():
-                return server
+            if not (ours and server.healthy()):
+                if server is not None:
+                    server.stop()
+                server = self._serve(deployment_name)
+        found = experiments.Experiment.load(self._experiment(deployment_name))
+        limit = max_new_tokens
+        return serving.Agent(
+            server.url,
+            server.folder,
+            found.system_prompt,
+            context=found.manifest["network"]["max_context_length"],
+            max_new_tokens=serving.MAX_NEW_TOKENS if limit is None else limit,
+        )
+
+    def stop_deployment(self, deployment_name: str) -> None:
+        """Stop a deployment's server; its weights stay."""
+        self.store.get("deployment", deployment_name)
+        with self._holding(deployment_name):
+            server = self._server(deployment_name)
             if server is not None:
                 server.stop()
-            return self._serve(name)
+            self.store.put("deployment", deployment_name, server=None)
 
-    def stop(self, name: str) -> None:
-        """Stop the server of a deployment; its weights stay.
+    def delete_deployment(self, deployment_name: str) -> None:
+        """Stop a deployment and delete its merged weights."""
+        self.stop_deployment(deployment_name)
+        self.store.delete("deployment", deployment_name)
 
-        Raises:
-            LabError: there is no such deployment.
-        """
-        self.store.get("deployment", name)
-        with self._holding(name):
-            server = self._server(name)
-            if server is not None:
-                server.stop()
-            self.store.put("deployment", name, server=None)
+    def default_agent(self) -> str | None:
+        """The deployment that was made the default, or else the only one."""
+        names = [one["name"] for one in self.store.all("deployment")]
+        only = names[0] if len(names) == 1 else None
+        return self.store.default("deployment") or only
+
+    def set_default_agent(self, deployment_name: str) -> None:
+        """The deployment that `generate` asks where none is named."""
+        self.store.set_default("deployment", deployment_name)
+
+    def _experiment(self, name: str) -> Path:
+        self.store.get("experiment", name)
+        return self.store.folder("experiment", name)
 
     @contextlib.contextmanager
     def _holding(self, name: str) -> Iterator[None]:
@@ -384,14 +441,24 @@ class Deployments:
         weights = self._weights(name)
         return start(weights, weights.parent / "server.log", port, began=began)
 
-    def _listed(self, record: dict) -> dict:
-        server = self._server(record["name"])
-        well = server is not None and server.healthy()
-        return {
-            "name": record["name"],
-            "checkpoint": record["checkpoint"],
-            "agreement": record["agreement"],
-            "status": "serving" if well else "down",
-            "url": server.url if well else None,
-            "pid": server.pid if well else None,
-        }
+
+def _checkpoint(experiment: Path, name: str | None) -> str:
+    """The checkpoint of that name, or the best."""
+    from grpo_lab.arena import records
+
+    every = [one["name"] for one in records.checkpoints(experiment)]
+    if not every:
+        raise LabError(
+            f"The experiment {experiment.name!r} has no checkpoints, so there "
+            f"is nothing to deploy: it is "
+            f"{experiments.status(experiment)['status']}, and the first is "
+            "written when the first generation has been measured. Wait for "
+            "it, or resume it with resume_experiment."
+        )
+    if name is not None and name not in every:
+        raise LabError(
+            f"The experiment {experiment.name!r} has no checkpoint {name!r}; "
+            f"it has {', '.join(every)}, the best first. Type one of those, "
+            "or leave the checkpoint out to deploy the best."
+        )
+    return name or every[0]
