@@ -36,66 +36,36 @@ def reward(question, answer, completion):
     return float(f"<answer>{gold}</answer>" in completion)
 """
 
+# fmt: off
 STATUS = {
-    "status": "running",
-    "reason": "",
-    "step": 3,
-    "steps": 8,
-    "generation": 0,
-    "member": 1,
-    "reward": 0.25,
-    "seconds_per_step": 1.5,
-    "heartbeat": 0.1,
+    "status": "running", "reason": "", "step": 3, "steps": 8, "generation": 0,
+    "member": 1, "reward": 0.25, "seconds_per_step": 1.5, "heartbeat": 0.1,
 }
 RECORD = {
-    "name": "e-1",
-    "created": 1.0,
-    "project": "p",
-    "dataset": "d",
+    "name": "e-1", "created": 1.0, "project": "p", "dataset": "d",
     "control": False,
 }
 CHECKPOINT = {
-    "name": "step_10",
-    "step": 10,
-    "member": 2,
-    "completions": 160,
-    "accuracy": 0.5,
-    "low": 0.4,
-    "high": 0.6,
-    "mean_reward": 1.25,
+    "name": "step_10", "step": 10, "member": 2, "completions": 160,
+    "accuracy": 0.5, "low": 0.4, "high": 0.6, "mean_reward": 1.25,
     "size_mb": 0.88,
 }
+AGREEMENT = {
+    "questions": 50, "adapter_correct": 31, "merged_correct": 30,
+    "same_text": 48, "worse": False,
+}
 DEPLOYMENT = {
-    "name": "e-1",
-    "checkpoint": "step_10",
-    "agreement": {
-        "questions": 50,
-        "adapter_correct": 31,
-        "merged_correct": 30,
-        "same_text": 48,
-        "worse": False,
-    },
-    "status": "serving",
-    "url": "http://127.0.0.1:8001/v1",
-    "pid": 7,
+    "name": "e-1", "checkpoint": "step_10", "agreement": AGREEMENT,
+    "status": "serving", "url": "http://127.0.0.1:8001/v1", "pid": 7,
+}
+FIRST = {
+    "generation": 1, "step": 10, "rank": 1, "member": 0, "parent": None,
+    "born": 1, "change": "", "learning_rate": 1e-12, "beta": 0.001,
+    "accuracy": 0.5, "low": 0.4, "high": 0.6, "mean_reward": float("nan"),
 }
 LINEAGE = pd.DataFrame(
-    {
-        "generation": [1, 1],
-        "step": [10, 10],
-        "rank": [1, 2],
-        "member": [0, 2],
-        "parent": pd.array([None, 1], dtype="Int64"),
-        "born": [1, 1],
-        "change": ["", "lr x0.8"],
-        "learning_rate": [1e-12, 1e-12],
-        "beta": [0.001, 0.001],
-        "accuracy": [0.5, 0.5],
-        "low": [0.4, 0.4],
-        "high": [0.6, 0.6],
-        "mean_reward": [float("nan")] * 2,
-    }
-)
+    [FIRST, FIRST | {"member": 2, "parent": 1, "change": "lr x0.8"}]
+).astype({"parent": "Int64"})
 SUBMITTED = Submitted(
     name="e-1",
     findings=(Finding("warning", "algorithm.lr", "algorithm.lr is small."),),
@@ -104,22 +74,15 @@ SUBMITTED = Submitted(
     plan={"members at a time": 2},
 )
 DATASET = {
-    "name": "gsm8k",
-    "category": "reasoning",
-    "rows": 5,
-    "source": "rows.jsonl",
-    "nulls": 1,
-    "unreadable": 2,
-    "repeated": 3,
+    "name": "gsm8k", "category": "reasoning", "rows": 5,
+    "source": "rows.jsonl", "nulls": 1, "unreadable": 2, "repeated": 3,
     "description": "",
 }
 RESOURCE = {
-    "id": "local-cpu",
-    "device": "a CPU",
-    "nodes": 1,
-    "memory_gib": 8.0,
+    "id": "local-cpu", "device": "a CPU", "nodes": 1, "memory_gib": 8.0,
     "free_disk_gib": 9.0,
 }
+# fmt: on
 
 
 @dataclass(frozen=True)
@@ -264,6 +227,8 @@ def value(typed):
 WENG = "Weng earns $12 an hour. How much did she earn in 50 minutes?"
 SUBMIT = "experiments submit m.yaml --reward-file r.py"
 E = {"experiment_name": "e"}
+AGENT = {"deployment_name": "e"}
+# fmt: off
 LINES = [
     (
         "datasets create gsm8k --category reasoning "
@@ -271,21 +236,16 @@ LINES = [
         f"--column-mapping '{MAPPING}'",
         "create_dataset",
         {
-            "name": "gsm8k",
-            "category": "reasoning",
-            "column_mapping": MAPPING,
-            "hf_dataset_name": "openai/gsm8k",
-            "hf_config": "main",
-            "hf_split": "train",
+            "name": "gsm8k", "category": "reasoning",
+            "column_mapping": MAPPING, "hf_dataset_name": "openai/gsm8k",
+            "hf_config": "main", "hf_split": "train",
         },
     ),
     (
         "datasets create d --category sft --file r.csv --description 'my own'",
         "create_dataset",
         {
-            "name": "d",
-            "category": "sft",
-            "file": Path("r.csv"),
+            "name": "d", "category": "sft", "file": Path("r.csv"),
             "description": "my own",
         },
     ),
@@ -294,8 +254,7 @@ LINES = [
     ("datasets exists gsm8k", "dataset_exists", {"name": "gsm8k"}),
     ("datasets delete gsm8k", "delete_dataset", {"name": "gsm8k"}),
     (
-        'projects create "GSM8K Tutorial" --llm-based',
-        "create_project",
+        'projects create "GSM8K Tutorial" --llm-based', "create_project",
         {"name": "GSM8K Tutorial", "llm_based": True},
     ),
     (
@@ -313,10 +272,8 @@ LINES = [
         "submit_experiment",
         {
             "manifest": Path("gsm8k_grpo.yaml"),
-            "reward_file": Path("reward.py"),
-            "resource_id": "arena-medium",
-            "num_nodes": 2,
-            "project": "GSM8K Tutorial",
+            "reward_file": Path("reward.py"), "resource_id": "arena-medium",
+            "num_nodes": 2, "project": "GSM8K Tutorial",
             "experiment_name": "gsm8k-grpo-v1",
         },
     ),
@@ -324,13 +281,9 @@ LINES = [
         SUBMIT + " --completion 72 --control --force --engine ray --cpus 2",
         "submit_experiment",
         {
-            "manifest": Path("m.yaml"),
-            "reward_file": Path("r.py"),
-            "completion": "72",
-            "control": True,
-            "force": True,
-            "engine": "ray",
-            "cpus": 2.0,
+            "manifest": Path("m.yaml"), "reward_file": Path("r.py"),
+            "completion": "72", "control": True, "force": True,
+            "engine": "ray", "cpus": 2.0,
         },
     ),
     ("experiments list", "list_experiments", {}),
@@ -353,25 +306,21 @@ LINES = [
     ("experiments delete e", "delete_experiment", E),
     ("agent deploy e", "deploy_agent", E),
     (
-        "agent deploy e --checkpoint step_500 --port 8001",
-        "deploy_agent",
+        "agent deploy e --checkpoint step_500 --port 8001", "deploy_agent",
         E | {"checkpoint": "step_500", "port": 8001},
     ),
-    ("agent run e", "set_default_agent", {"deployment_name": "e"}),
+    ("agent run e", "set_default_agent", AGENT),
     ("agent list", "list_inference_deployments", {}),
-    ("agent stop e", "stop_deployment", {"deployment_name": "e"}),
-    ("agent delete e", "delete_deployment", {"deployment_name": "e"}),
-    (
-        f'agent generate gsm8k-grpo-v1 --prompt "{WENG}"',
-        "open_inference_agent",
-        {"deployment_name": "gsm8k-grpo-v1"},
-    ),
+    ("agent stop e", "stop_deployment", AGENT),
+    ("agent delete e", "delete_deployment", AGENT),
+    (f'agent generate e --prompt "{WENG}"', "open_inference_agent", AGENT),
     (
         "agent generate --prompt hi --max-new-tokens 9",
         "open_inference_agent",
         {"deployment_name": "e-1", "max_new_tokens": 9},
     ),
 ]
+# fmt: on
 
 
 @pytest.mark.parametrize(("text", "verb", "given"), LINES)

@@ -278,137 +278,67 @@ def test_this_machine_is_the_resource(arena):
 # --- What is refused before anything starts ---------------------------------
 
 
-BAD_REWARDS = {
-    "does not import": ("import nothing_of_this_name", "nothing_of_this"),
-    "no Python": ("def reward(:", "no valid Python"),
-    "hangs": (
-        "def reward(question, answer, completion):\n    while True: pass",
-        "timeout",
-    ),
-    "None": (
-        "def reward(question, answer, completion): return None",
-        "gives a number",
-    ),
-    "NaN": (
-        "def reward(question, answer, completion): return float('nan')",
-        "is finite",
-    ),
-    "writes outside": (
-        "def reward(question, answer, completion):\n"
-        "    open('/tmp/grpo_lab_outside', 'w').write('x')\n"
-        "    return 1.0",
-        "temporary directory only",
-    ),
-    "never pays": (
-        "def reward(question, answer, completion): return 0.0",
-        "pays for right",
-    ),
+HEAD = "def reward(question, answer, completion): "
+# What each refusal names: in the manifest, beside it, or the reward file.
+REFUSED = {
+    "did you mean algorithm.beta": {"algorithm__beat": 1},
+    "GRPO compares": {"algorithm__group_size": 1},
+    "Type 'gsm8k'": {"environment__name": "gsm8"},
+    "reasoning": {"environment__name": "pairs"},
+    "max_steps: 8 or more": {"training__max_steps": 3},
+    "fitness_rows": {"environment__fitness_rows": 400},
+    "Type 'pocket-qwen'": {
+        "network__pretrained_model_name_or_path": "pocket-quen"
+    },
+    "no room for an answer": {"network__max_context_length": 20},
+    "not for language models": {"project": "games"},
+    "Type 'GSM8K Tutorial'": {"project": "GSM8K"},
+    "this machine is the only one": {"resource_id": "huge"},
+    "needs a machine": {"num_nodes": 0},
+    "line 2": {"manifest": "algorithm: {name: GRPO\n  lr: ]"},
+    "no valid Python": {"text": "def reward(:"},
+    "timeout": {"text": HEAD + "\n    while True: pass"},
+    "is finite": {"text": HEAD + "return float('nan')"},
+    "pays for right": {"text": HEAD + "return 0.0"},
+    # The experiment keeps the file alone, so it is proved alone.
+    "my_helper.*the file alone": {"text": "import my_helper\n" + REWARD},
 }
 
 
-@pytest.mark.parametrize("kind", BAD_REWARDS)
-def test_a_reward_file_that_teaches_nothing_is_refused(
-    arena, tmp_path, tiny_qwen, no_job, monkeypatch, kind
+@pytest.mark.parametrize("told", REFUSED)
+def test_what_would_not_work_is_refused_before_anything_starts(
+    arena, tmp_path, tiny_qwen, no_job, monkeypatch, told
 ):
     # The check of a file that hangs takes as long as it is given.
     monkeypatch.setattr("rewards.contract.trial.MAX_SECONDS", 3.0)
-    text, told = BAD_REWARDS[kind]
+    arena.create_project("games", None, llm_based=False)
+    file = tmp_path / "pairs.jsonl"
+    file.write_text('{"prompt": "p", "chosen": "c", "rejected": "r"}\n')
+    arena.create_dataset("pairs", "preference", file=file)
+    written(tmp_path, "PAY = 1.0", "my_helper.py")
+    values = dict(REFUSED[told])
+    reward_file = written(tmp_path, values.pop("text", REWARD))
+    changes = {k: values.pop(k) for k in list(values) if "__" in k}
+    values.setdefault("manifest", small(tiny_qwen, **changes))
     before = everything_in(arena.home)
     with pytest.raises((LabError, RewardError), match=told) as error:
         arena.submit_experiment(
-            small(tiny_qwen), written(tmp_path, text), experiment_name="e"
+            reward_file=reward_file, experiment_name="e", **values
         )
     assert "\n" not in str(error.value)
     assert everything_in(arena.home) == before
     assert no_job == [] and arena.list_experiments() == []
-    assert not Path("/tmp/grpo_lab_outside").exists()
 
 
-def test_a_reward_file_that_prints_is_fine(
+def test_a_reward_that_never_pays_can_be_forced_and_may_print(
     arena, tmp_path, tiny_qwen, no_job, capfd
 ):
-    noisy = REWARD.replace("    gold", "    print('x' * 1000)\n    gold")
-    arena.submit_experiment(small(tiny_qwen), written(tmp_path, noisy))
-    assert len(no_job) == 1
-    assert "xxxx" not in capfd.readouterr().out
-
-
-def test_a_reward_that_never_pays_can_be_forced(
-    arena, tmp_path, tiny_qwen, no_job
-):
-    text = "def reward(question, answer, completion): return 0.0"
-    found = arena.submit_experiment(
-        small(tiny_qwen), written(tmp_path, text), force=True
-    )
+    text = HEAD + "print('x' * 1000); return 0.0"
+    file = written(tmp_path, text)
+    found = arena.submit_experiment(small(tiny_qwen), file, force=True)
     assert not found.verdicts["pays for right"].passed
     assert len(no_job) == 1
-
-
-def test_helpers_beside_a_reward_file_are_missed_before_it_starts(
-    arena, tmp_path, tiny_qwen, no_job
-):
-    """The experiment keeps the file alone, so it is proved alone."""
-    written(tmp_path, "PAY = 1.0", "my_helper.py")
-    text = "import my_helper\n" + REWARD
-    with pytest.raises(RewardError, match="my_helper.*the file alone"):
-        arena.submit_experiment(small(tiny_qwen), written(tmp_path, text))
-    assert no_job == []
-
-
-def test_grpo_takes_reasoning_only(arena, reward_file, tiny_qwen, tmp_path):
-    file = tmp_path / "pairs.jsonl"
-    file.write_text('{"prompt": "p", "chosen": "c", "rejected": "r"}\n')
-    arena.create_dataset("pairs", "preference", file=file)
-    with pytest.raises(LabError, match="reasoning"):
-        arena.submit_experiment(
-            small(tiny_qwen, environment__name="pairs"), reward_file
-        )
-    assert arena.list_experiments() == []
-
-
-WRONG = {
-    "a misspelt key": ({"algorithm__beat": 1}, "did you mean algorithm.beta"),
-    "a group of one": ({"algorithm__group_size": 1}, "GRPO compares"),
-    "no such data": ({"environment__name": "gsm8"}, "Type 'gsm8k'"),
-    "no budget": ({"training__max_steps": 3}, "max_steps: 8 or more"),
-    "too few rows": ({"environment__fitness_rows": 400}, "fitness_rows"),
-    "no such model": (
-        {"network__pretrained_model_name_or_path": "pocket-quen"},
-        "Type 'pocket-qwen'",
-    ),
-    "no room": ({"network__max_context_length": 20}, "no room for an answer"),
-}
-
-
-@pytest.mark.parametrize("kind", WRONG)
-def test_a_manifest_that_cannot_run_is_refused(
-    arena, reward_file, tiny_qwen, no_job, kind
-):
-    changes, told = WRONG[kind]
-    before = everything_in(arena.home)
-    with pytest.raises(LabError, match=told) as error:
-        arena.submit_experiment(small(tiny_qwen, **changes), reward_file)
-    assert "\n" not in str(error.value)
-    assert everything_in(arena.home) == before and no_job == []
-
-
-def test_a_manifest_that_is_no_yaml_is_refused(arena, reward_file, tmp_path):
-    file = tmp_path / "broken.yaml"
-    file.write_text("algorithm: {name: GRPO\n  lr: ]")
-    with pytest.raises(LabError, match="line 2"):
-        arena.submit_experiment(file, reward_file, experiment_name="e")
-    assert arena.list_experiments() == []
-
-
-def test_projects_and_resources_are_checked(arena, reward_file, tiny_qwen):
-    arena.create_project("games", None, llm_based=False)
-    for values, told in (
-        ({"project": "games"}, "not for language models"),
-        ({"project": "GSM8K"}, "Type 'GSM8K Tutorial'"),
-        ({"resource_id": "huge"}, "this machine is the only one"),
-    ):
-        with pytest.raises(LabError, match=told):
-            arena.submit_experiment(small(tiny_qwen), reward_file, **values)
+    assert "xxxx" not in capfd.readouterr().out
 
 
 def test_a_completion_of_ones_own_must_get_a_score(
@@ -473,26 +403,24 @@ def test_every_form_has_a_prompt():
 # --- How an experiment stands -----------------------------------------------
 
 
-def test_a_job_that_was_killed_is_seen_at_once(tmp_path):
-    write_json(tmp_path / "status.json", {"status": "running", "step": 3})
+@pytest.mark.parametrize(
+    ("age", "written", "status", "reason"),
+    [
+        (0, {"status": "running"}, "interrupted", "resume_experiment"),
+        (0, {"status": "failed", "reason": "r"}, "failed", "r"),
+        # One that starts is not taken for a dead one, at first.
+        (0, {"status": "queued", "pid": None}, "queued", ""),
+        (61, {"status": "queued", "pid": None}, "interrupted", "ended"),
+    ],
+)
+def test_how_an_experiment_stands_without_a_job(
+    tmp_path, age, written, status, reason
+):
+    values = written | {"step": 3, "time": time.time() - age}
+    write_json(tmp_path / "status.json", values)
     found = experiments.status(tmp_path)
-    assert found["status"] == "interrupted"
-    assert "resume_experiment" in found["reason"] and found["step"] == 3
-
-
-def test_what_has_ended_stays_as_it_ended(tmp_path):
-    write_json(tmp_path / "status.json", {"status": "failed", "reason": "r"})
-    assert experiments.status(tmp_path)["status"] == "failed"
-    assert experiments.status(tmp_path)["reason"] == "r"
-
-
-def test_a_job_that_starts_is_not_taken_for_a_dead_one(tmp_path):
-    begun = {"status": "queued", "pid": None, "time": time.time()}
-    write_json(tmp_path / "status.json", begun)
-    assert experiments.status(tmp_path)["status"] == "queued"
-    begun["time"] -= experiments.START_SECONDS + 1
-    write_json(tmp_path / "status.json", begun)
-    assert experiments.status(tmp_path)["status"] == "interrupted"
+    assert (found["status"], found["step"]) == (status, 3)
+    assert reason in found["reason"]
 
 
 def test_a_job_is_started_by_one_at_a_time(tmp_path):
@@ -602,11 +530,6 @@ def test_a_broken_status_hides_no_other_experiment(
     (folder / "result.json").write_text("")
     with pytest.raises(LabError, match="result.json is broken"):
         arena.experiment_result(name)
-
-
-def test_a_machine_is_needed(arena, reward_file, tiny_qwen, no_job):
-    with pytest.raises(LabError, match="needs a machine"):
-        arena.submit_experiment(small(tiny_qwen), reward_file, num_nodes=0)
 
 
 # --- The whole way, with real jobs and a real server: processes --------
