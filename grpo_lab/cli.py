@@ -12,6 +12,7 @@ installation. What a verb needs is imported only when it is called.
 
 import importlib
 import itertools
+import os
 import sys
 from collections.abc import Sequence
 
@@ -35,6 +36,19 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(
         "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows
     )
+
+
+def emit(text: str) -> None:
+    """Print, even if nobody listens any more.
+
+    `| head` ends early, and Ctrl-C ends a `| tee` as well: what is said then
+    is lost, but no run.
+    """
+    try:
+        print(text, flush=True)
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())  # else it fails at the exit
 
 
 def main(argv: Sequence[str] | None = None) -> int:

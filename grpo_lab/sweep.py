@@ -20,6 +20,7 @@ Exit codes: 0 all is done, 1 a run failed, 2 the input is wrong, 130 Ctrl-C,
 
 import argparse
 import collections
+import contextlib
 import csv
 import io
 import itertools
@@ -35,7 +36,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from grpo_lab import processes, runner
-from grpo_lab.cli import aligned
+from grpo_lab.cli import aligned, emit
 from grpo_lab.errors import LabError
 from grpo_lab.files import LOCK, hold, read_json, write_json, write_whole
 from grpo_lab.parameters import convert, resolve
@@ -225,13 +226,15 @@ def work(
                     processes.end_marked([sweep.folder / name])
                     if code:
                         failed[name] = _reason(sweep.folder / name, code)
-                    say(f"{name}: {'failed' if code else 'done'}")
+                    emit(f"{name}: {'failed' if code else 'done'}")
             time.sleep(POLL)
     finally:
+        # Once: a runner that is stopped twice may not get to end its kernel.
         for process in running.values():
-            process.terminate()  # all at once; each ends its own kernel
+            process.terminate()
         for process in running.values():
-            processes.end_tree(process.pid)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(processes.PATIENCE)
         processes.end_marked([sweep.folder])
     return failed
 
@@ -254,7 +257,7 @@ def _start(sweep: Sweep, name: str, time_limit: float) -> subprocess.Popen:
             "memory or space, then run this again with --resume."
         ) from error
     number = list(sweep.runs).index(name) + 1
-    say(f"{name}: starts, {number} of {len(sweep.runs)}")
+    emit(f"{name}: starts, {number} of {len(sweep.runs)}")
     return process
 
 
@@ -265,19 +268,6 @@ def _reason(place: Path, code: int) -> str:
     said = [x.strip() for x in lines if x.strip()]
     said = [line for line in said if not line.startswith(runner.SO_FAR)]
     return f"exit code {code}, {said[-1][-500:] if said else ''} ({log})"
-
-
-def say(text: str) -> None:
-    """Print, even if nobody listens any more.
-
-    Ctrl-C ends a `| tee` as well, and a terminal may be closed: what is said
-    then is lost, but no run.
-    """
-    try:
-        print(text, flush=True)
-    except OSError:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())  # else it fails at the exit
 
 
 def rows(sweep: Sweep, failed: Collection[str] = ()) -> list[dict]:
@@ -381,7 +371,7 @@ def main(argv: list[str] | None = None) -> int:
         with hold(folder), processes.on_signals(numbers, signals.append):
             settle(sweep, given.resume)
             failed = work(sweep, given.jobs, given.time_limit, signals)
-            say(_report(sweep, failed))
+            emit(_report(sweep, failed))
     except LabError as error:
         print(error, file=sys.stderr)
         return error.exit_code

@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from grpo_lab.arena.client import HOME, HOME_VARIABLE, LocalArena
-from grpo_lab.cli import aligned
+from grpo_lab.cli import aligned, emit
 from grpo_lab.errors import LabError
 from rewards import RewardError
 from rewards.contract.verdicts import printable
@@ -80,7 +80,7 @@ class Call:
             text = json.dumps(value, indent=1, ensure_ascii=False)
         elif following:
             text = f"{text}\nNext: {self.line(following)}"
-        print(text, flush=True)
+        emit(text)
 
 
 def say(text: str) -> None:
@@ -124,7 +124,7 @@ def submitted(call: Call, found) -> int:
     call.name = found.name
     if call.given.get("watch"):
         if not call.as_json:
-            print(text, flush=True)
+            emit(text)
         return watch(call, value)
     call.show(value, text, "experiments watch {}")
     return 0
@@ -145,7 +145,7 @@ def watch(call: Call, before: dict | None = None) -> int:
     try:
         for end in call.arena.watch_experiment(call.name):
             if not call.as_json:
-                print(_progress(end), flush=True)
+                emit(_progress(end))
     except KeyboardInterrupt:
         again = call.line("experiments watch {}")
         say(f"\nThe training goes on. Watch it again with `{again}`.")

@@ -67,8 +67,9 @@ class Store:
     def all(self, kind: str) -> list[dict]:
         """All records of a kind, each with its `name`, the oldest first."""
         found = [
-            {"name": file.parent.name, **read_json(file)}
+            {"name": file.parent.name, **record}
             for file in self.folder(kind, "").glob(f"[!.]*/{RECORD}")
+            if (record := read_json(file))  # else it was deleted meanwhile
         ]
         return sorted(found, key=lambda one: (one["created"], one["name"]))
 
