@@ -55,7 +55,6 @@ ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     "MPLBACKEND": "module://matplotlib_inline.backend_inline",
 }
-SO_FAR = "The notebook as far as it got is"
 
 
 class LessonFailed(LabError):
@@ -191,7 +190,7 @@ def _execute(
 
     processes.end_marked(place)  # what a run that was killed has left
     threading.Thread(target=watch, daemon=True).start()
-    so_far = f"{SO_FAR} {executed}"
+    so_far = f"The notebook as far as it got is {executed}"
     try:
         papermill.execute_notebook(
             _escaped(lesson),
@@ -209,8 +208,8 @@ def _execute(
         )
     except papermill.PapermillExecutionError as error:
         raise LessonFailed(
-            f"{lesson} stopped in cell [{error.exec_count}] with "
-            f"{error.ename}: {error.evalue}\n{so_far}."
+            f"{so_far}.\n{lesson} stopped in cell [{error.exec_count}] with "
+            f"{error.ename}: {error.evalue}"
         ) from error
     except CellTimeoutError as error:
         raise TimeIsUp(

@@ -38,7 +38,14 @@ from pathlib import Path
 from grpo_lab import processes, runner
 from grpo_lab.cli import aligned, emit
 from grpo_lab.errors import LabError
-from grpo_lab.files import LOCK, hold, read_json, write_json, write_whole
+from grpo_lab.files import (
+    LOCK,
+    hold,
+    last_line,
+    read_json,
+    write_json,
+    write_whole,
+)
 from grpo_lab.parameters import convert, resolve
 
 RECORD = "sweep.json"
@@ -225,7 +232,9 @@ def work(
                     # A kernel outlives a runner that was killed.
                     processes.end_marked([sweep.folder / name])
                     if code:
-                        failed[name] = _reason(sweep.folder / name, code)
+                        log = sweep.folder / name / "log.txt"
+                        why = last_line(log)[-500:]
+                        failed[name] = f"exit code {code}, {why} ({log})"
                     emit(f"{name}: {'failed' if code else 'done'}")
             time.sleep(POLL)
     finally:
@@ -259,15 +268,6 @@ def _start(sweep: Sweep, name: str, time_limit: float) -> subprocess.Popen:
     number = list(sweep.runs).index(name) + 1
     emit(f"{name}: starts, {number} of {len(sweep.runs)}")
     return process
-
-
-def _reason(place: Path, code: int) -> str:
-    """Why a run failed: the last line of its log that says it."""
-    log = place / "log.txt"
-    lines = log.read_text(errors="replace").splitlines()
-    said = [x.strip() for x in lines if x.strip()]
-    said = [line for line in said if not line.startswith(runner.SO_FAR)]
-    return f"exit code {code}, {said[-1][-500:] if said else ''} ({log})"
 
 
 def rows(sweep: Sweep, failed: Collection[str] = ()) -> list[dict]:

@@ -409,7 +409,7 @@ def method_options(method: Callable) -> Iterator[tuple[str, dict]]:
     The first parameter without a default has no flag, others without one are
     required. An option that is not typed is not given to the method.
     """
-    said = _arguments(inspect.getdoc(method))
+    said = _arguments(_spoken(method))
     first = True
     for name, one in inspect.signature(method).parameters.items():
         if name in SKIPPED:
@@ -434,6 +434,14 @@ def method_options(method: Callable) -> Iterator[tuple[str, dict]]:
         else:
             yield flag, {"dest": name, "required": True, **settings}
         first = False
+
+
+def _spoken(method: Callable) -> str:
+    """A docstring that names verbs by what is typed for them."""
+    text = inspect.getdoc(method)
+    for words, verb in VERBS.items():
+        text = text.replace(f"`{verb.calls}`", f"`{words}`")
+    return text
 
 
 def _arguments(text: str) -> dict[str, str]:
@@ -482,7 +490,7 @@ def parser() -> argparse.ArgumentParser:
             options = {**dict(method_options(calls)), **options}
         named = any(one.get("metavar") == "NAME" for one in options.values())
         lines = verb.examples or [f"{words} gsm8k-v1" if named else words]
-        text = inspect.getdoc(calls).partition("\n\nArgs:")[0]
+        text = re.split(r"\n\n(?:Args|Returns):", _spoken(calls))[0]
         one = verbs[group].add_parser(
             name, help=text.partition("\n")[0], **_help(text, lines)
         )

@@ -496,7 +496,11 @@ class LocalArena(Deployments):
         return path
 
     def experiment_lineage(self, experiment_name: str):
-        """Who descends from whom, as a frame; see `records.lineage`."""
+        """Who descends from whom, and how good it was.
+
+        Returns:
+            A frame, see `records.lineage`.
+        """
         from grpo_lab.arena import records
 
         return records.lineage(self._experiment(experiment_name))
@@ -525,7 +529,11 @@ class LocalArena(Deployments):
         )
 
     def list_checkpoints(self, experiment_name: str) -> list[dict]:
-        """The checkpoints, the best first; see `records.checkpoints`."""
+        """The checkpoints, the best first.
+
+        Returns:
+            See `records.checkpoints`.
+        """
         from grpo_lab.arena import records
 
         return records.checkpoints(self._experiment(experiment_name))

@@ -299,8 +299,8 @@ class Deployments:
         """The deployments: `name`, `checkpoint`, `status`, `url`, `pid`.
 
         `status` is "serving", or "down" where the server was stopped or
-        killed; `open_inference_agent` starts it again. `default` tells which
-        one `generate` asks where none is named.
+        killed; asking the agent starts it again. `default` tells which one is
+        asked where none is named.
         """
         found = []
         default = self.default_agent()
