@@ -79,7 +79,7 @@ class Call:
             value = json.loads(text, parse_constant=lambda _: None)
             text = json.dumps(value, indent=1, ensure_ascii=False)
         elif following:
-            text = f"{text}\nNext: {self.line(following)}"
+            text = f"{text}\nNext: {self.line(following)}".lstrip("\n")
         emit(text)
 
 

@@ -131,12 +131,12 @@ class LocalArena(Deployments):
         Returns:
             Its record, with the counts of rows that were left out.
         """
-        prepare()
-        from grpo_lab.arena import datasets
-
         there = exist_ok and self.dataset_exists(name)
         if not there:
             self.store.refuse_taken("dataset", name)
+        prepare()
+        from grpo_lab.arena import datasets
+
         if column_mapping is None:
             column_mapping = datasets.same_names(category)
         rows, registered = datasets.read(

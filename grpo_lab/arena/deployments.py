@@ -331,10 +331,10 @@ class Deployments:
         Returns:
             A `serving.Agent`, to be used in a `with` block.
         """
+        weights = self._weights(deployment_name)
         prepare()
         from grpo_lab.arena import serving
 
-        weights = self._weights(deployment_name)
         with self._holding(deployment_name):
             server = self._server(deployment_name)
             # An arena may have been moved while its server ran.
