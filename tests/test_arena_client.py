@@ -195,24 +195,38 @@ def test_the_registry_outlives_a_move_and_looking_writes_nothing(
     assert everything_in(moved) == before
 
 
-def test_of_two_that_take_one_name_at_once_one_wins(tmp_path):
-    """Neither saw the other when it began."""
-    one, other = Store(tmp_path), Store(tmp_path)
-    with (
-        pytest.raises(LabError, match="is there already"),
-        one.new("dataset", "d") as (folder, record),
-    ):
-        (folder / "rows").write_text("slow")
-        part = folder.with_name(".other")
-        folder.rename(part)  # the other one has another process number
-        with other.new("dataset", "d") as (quick, values):
-            (quick / "rows").write_text("quick")
-            values["by"] = "other"
-        part.rename(folder)
-    assert one.get("dataset", "d")["by"] == "other"
-    assert everything_in(tmp_path) == [
-        "datasets", "datasets/d", "datasets/d/record.json", "datasets/d/rows",
-    ]  # fmt: skip
+AT_ONCE = """
+import sys
+from grpo_lab.arena.store import Store
+from grpo_lab.errors import LabError
+for number in range(50):
+    try:
+        with Store(sys.argv[1]).new("project", f"p{number}") as new:
+            (new[0] / "file").write_text(sys.argv[2])
+            new[1]["by"] = sys.argv[2]
+        print(number)
+    except LabError as error:
+        assert "is there already" in str(error), error
+"""
+
+
+def test_of_those_that_take_one_name_at_once_one_wins(tmp_path):
+    """Three processes; none sees the others when it begins."""
+    racing = [
+        subprocess.Popen(
+            [sys.executable, "-c", AT_ONCE, str(tmp_path), name],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for name in "abc"
+    ]
+    won = [number for one in racing for number in one.communicate()[0].split()]
+    assert [one.returncode for one in racing] == [0, 0, 0]
+    assert sorted(map(int, won)) == list(range(50))
+    for record in Store(tmp_path).all("project"):
+        file = tmp_path / "projects" / record["name"] / "file"
+        assert file.read_text() == record["by"]
+    assert not list((tmp_path / "projects").glob(".*"))
 
 
 def test_what_is_not_registered_leaves_nothing(tmp_path):
