@@ -162,14 +162,11 @@ def refuse_errors(findings: list[Finding]) -> None:
 
 def _project(store: Store, name: str | None) -> str:
     if name is None:
-        defaults = [p for p in store.all("project") if p["default"]]
-        if not defaults:
-            raise LabError(
-                "An experiment is filed under a project, and this arena has "
-                "none. Make one first: create_project('my project', None, "
-                "llm_based=True)."
-            )
-        name = defaults[0]["name"]
+        raise LabError(
+            "An experiment is filed under a project, and this arena has "
+            "none. Make one first: create_project('my project', None, "
+            "llm_based=True)."
+        )
     if not store.get("project", name)["llm_based"]:
         raise LabError(
             f"The project {name!r} is not for language models, and GRPO "
