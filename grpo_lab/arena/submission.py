@@ -8,7 +8,7 @@ from grpo_lab import models, training
 from grpo_lab.arena import datasets, manifest
 from grpo_lab.arena.experiment import Experiment
 from grpo_lab.arena.lint import Finding, lint
-from grpo_lab.arena.manifest import Manifest
+from grpo_lab.arena.schema import Manifest
 from grpo_lab.arena.store import Store
 from grpo_lab.errors import LabError
 from grpo_lab.files import readable, write_json, write_whole
@@ -101,7 +101,6 @@ def check(
     folder = home / "datasets" / dataset["name"]
     registered = datasets.Registered.from_dict(dataset)
     datasets.check_trainable(registered)
-    refuse_errors(lint(given))
     path = Path(reward_file).expanduser().resolve()
     reward = _source(path)
     rows = datasets.load_rows(folder)
@@ -115,10 +114,9 @@ def check(
     tokenizer, context = models.load_tokenizer(name)
     chats = [messages(row["question"], prompt) for row in rows]
     longest = training.longest_prompt(tokenizer, chats)
+    limit = manifest.completion_limit(form, longest, context)
     findings = lint(given, longest, context, supplied)
     findings += _resources(resource, resource_id, num_nodes)
-    refuse_errors(findings)
-    limit = manifest.completion_limit(form, longest, context)
     settings = manifest.settings(form, limit)
     estimate = models.estimate_memory(models.entry(name), settings, longest)
     findings += _memory(estimate, settings, engine)
@@ -143,21 +141,9 @@ def check(
         verdicts,
         _plan(form, limit, longest, estimate, len(rows)),
         {"project": chosen, "dataset": dataset["name"], "control": control},
-        _text(source),
+        manifest.manifest_text(source),
         reward,
     )
-
-
-def refuse_errors(findings: list[Finding]) -> None:
-    """Refuse a manifest with errors, all of them in one paragraph.
-
-    Raises:
-        LabError: there is one.
-    """
-    errors = [one for one in findings if one.level == "error"]
-    if errors:
-        told = " ".join(one.text for one in errors)
-        raise LabError(f"This manifest can't be run. {told}")
 
 
 def _project(store: Store, name: str | None) -> str:
@@ -316,13 +302,3 @@ def _plan(form: Manifest, limit: int, longest: int, estimate, rows) -> dict:
         "tokens a completion may have": limit,
         "memory, estimated": f"{estimate.total:.1f} GiB",
     }
-
-
-def _text(source: Path | str | dict) -> str:
-    import yaml
-
-    if isinstance(source, dict):
-        return yaml.safe_dump(source, sort_keys=False)
-    if isinstance(source, str) and "\n" in source:
-        return source
-    return Path(source).expanduser().read_text(encoding="utf-8")
