@@ -67,26 +67,18 @@ def read_rows(file: Path, columns: Sequence[str]) -> list[dict]:
 
 def _existing(file: Path) -> Path:
     """The file, if it is one that can be read."""
-    forms = listed(READERS)
     try:
         file = Path(file).expanduser()
+        there, hint = file.is_file(), ""
         if file.is_dir():
-            raise LabError(
-                f"{file} is a folder, but rows are read from one file. Type "
-                f"the path of a file in it that ends in {forms}."
-            )
-        there = file.is_file()
-        near = (
-            ""
-            if there
-            else nearest(
-                file.name, [one.name for one in file.parent.iterdir()]
-            )
-        )
-    except (OSError, ValueError, RuntimeError):
-        there, near = False, ""
+            hint = ", but a folder"
+        elif not there:
+            names = [one.name for one in file.parent.iterdir()]
+            near = nearest(file.name, names)
+            hint = f"; the nearest name there is {near!r}" if near else ""
+    except (OSError, ValueError, RuntimeError):  # no file can have that name
+        there, hint = False, ""
     if not there:
-        hint = f"; the nearest name there is {near!r}" if near else ""
         raise LabError(
             f"There is no file {file}{hint}. Type the path of a file from "
             "where you are now, or from / on."
@@ -94,7 +86,7 @@ def _existing(file: Path) -> Path:
     if file.suffix.lower() not in READERS:
         raise LabError(
             f"{file} has the ending {file.suffix!r}, and those that can be "
-            f"read are {forms}. Save it in one of these forms."
+            f"read are {listed(READERS)}. Save it in one of these forms."
         )
     return file
 
@@ -151,27 +143,23 @@ def read_jsonl(file: Path) -> Iterator[dict]:
         LabError: a line is no object; names the line.
         OSError, UnicodeDecodeError: the file can't be read.
     """
+    # utf-8-sig passes over the mark that some editors put first.
     with file.open(encoding="utf-8-sig") as lines:
         for number, line in enumerate(lines, start=1):
-            if line.strip():
-                yield _object(line, f"Line {number} of {file}")
-
-
-def _object(line: str, where: str) -> dict:
-    try:
-        value = json.loads(line, parse_float=str)
-    except (ValueError, RecursionError) as error:
-        raise LabError(
-            f"{where} is no valid JSON: {error}. Each line must be one "
-            "object; mend or delete that line."
-        ) from error
-    if not isinstance(value, dict):
-        raise LabError(
-            f"{where} is {short(line.strip())}, but each line must be one "
-            'JSON object such as {"question": "9 + 9?", "answer": "18"}. '
-            "Mend or delete that line."
-        )
-    return value
+            if not line.strip():
+                continue
+            try:
+                value, fault = json.loads(line, parse_float=str), ""
+            except (ValueError, RecursionError) as error:
+                value, fault = None, f" ({error})"
+            if not isinstance(value, dict):
+                raise LabError(
+                    f"Line {number} of {file} is {short(line.strip())}, but "
+                    "each line must be one JSON object such as "
+                    f'{{"question": "9 + 9?", "answer": "18"}}{fault}. Mend '
+                    "or delete that line."
+                )
+            yield value
 
 
 READERS = {

@@ -23,8 +23,7 @@ from grpo_lab.arena.manifest import (
 from grpo_lab.arena.manifest import settings as run_settings
 from grpo_lab.arena.schema import KNOWN, NO_MEANING, Manifest
 from grpo_lab.errors import LabError
-from grpo_lab.profiles import ALL_LINEAR
-from grpo_lab.speed.levers import LEVERS
+from grpo_lab.profiles import ALL_LINEAR, RunSettings
 
 
 def place(values: dict, path: str) -> tuple[dict, str]:
@@ -321,16 +320,13 @@ def test_very_many_faults_are_counted():
         ("algorithm.lr", "fast", "'fast', but must be a valid number"),
         ("algorithm.lr", math.nan, "nan, but must be a finite number"),
         ("algorithm.lr", "inf", "inf, but must be a finite number"),
-        ("algorithm.lr", [1], "[1], but must be a valid number"),
         ("algorithm.lr", 0, "0, but must be greater than 0"),
         ("algorithm.lr", 1, "1, but must be less than 1"),
-        ("algorithm.lr", 10**400, "must be a valid number"),
         pytest.param("algorithm.lr", 10**5000, "too long to show", id="long"),
         ("algorithm.name", 7, "7, but must be 'GRPO'"),
         ("algorithm.name", "DPO", "'DPO', but must be 'GRPO'"),
         ("algorithm.top_p", 2, "2, but must be less than or equal to 1"),
         ("algorithm.temperature", 0, "greater than or equal to 0.01"),
-        ("algorithm.max_output_tokens", "x", "'x', but must be a valid int"),
         ("algorithm.max_output_tokens", 0, "greater than or equal to 1"),
         ("environment.name", " ", "' ', but must be a text with something in"),
         ("environment.system_prompt", "\ud800", "but must be a valid string"),
@@ -338,9 +334,6 @@ def test_very_many_faults_are_counted():
         ("tournament_selection.elitism", "si", "'si', but must be a valid bo"),
         ("tournament_selection.tournament_size", 0, "equal to 1"),
         ("mutation", 3, "3, but must be a section of keys with values"),
-        ("mutation.rl_hp_selection", [1], "[1], but must be a section"),
-        ("mutation.rl_hp_selection.lr", 3, "3, but must be a section"),
-        ("mutation.rl_hp_selection.lr.min", "x", "must be a valid number"),
         ("mutation.rl_hp_selection.lr", {"min": 1}, "max is missing"),
         ("mutation.probabilities.no_mut", 2, "less than or equal to 1"),
         ("mutation.probabilities.arch_mut", 0.1, "destroys what it knows"),
@@ -559,37 +552,25 @@ def test_a_completion_has_what_is_asked_or_left():
 
 def test_the_settings_of_a_member_are_the_manifests():
     chosen = run_settings(load(PUBLISHED), 200)
-    assert chosen.to_dict() == {
-        "model": "Qwen/Qwen2.5-0.5B-Instruct",
-        "learning_rate": 5e-6,
-        "num_generations": 8,
-        "completions_per_step": 48,
-        "micro_batch": 48,
-        "max_steps": 1041,
-        "num_epochs": 1.0,
-        "max_completion_length": 200,
-        "temperature": 0.9,
-        "top_p": 1.0,
-        "top_k": 0,
-        "beta": 0.001,
-        "lora_r": 16,
-        "lora_alpha": 64,
-        "lora_dropout": 0.05,
-        "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"],
-        "load_in_4bit": True,
-        "lr_scheduler": "constant",
-        "warmup_share": 0.0,
-        "weight_decay": 0.1,
-        "max_grad_norm": 0.1,
-        "adam_beta1": 0.9,
-        "adam_beta2": 0.99,
-        "optimizer": "adamw_torch",
-        "gradient_checkpointing": False,
-        "save_steps": 1,
-        "max_failed_share": 0.5,
-        "levers": list(LEVERS),
-        "seed": 42,
-    }
+    assert chosen == RunSettings(
+        model="Qwen/Qwen2.5-0.5B-Instruct",
+        learning_rate=5e-6,
+        num_generations=8,
+        completions_per_step=48,
+        micro_batch=48,
+        max_steps=1041,
+        max_completion_length=200,
+        temperature=0.9,
+        beta=0.001,
+        lora_alpha=64,
+        lora_dropout=0.05,
+        target_modules=("q_proj", "k_proj", "v_proj", "o_proj"),
+        lr_scheduler="constant",
+        warmup_share=0.0,
+        max_grad_norm=0.1,
+        save_steps=1,
+        seed=42,
+    )
 
 
 def test_what_differs_from_the_defaults_reaches_the_settings():
