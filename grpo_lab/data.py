@@ -127,9 +127,9 @@ def load_splits(
     Args:
         source: a key of `SOURCES`.
         path: a local folder to read instead of the Hub, with the columns of
-            the source in `train.jsonl` and `test.jsonl`, or in parquet files
-            named as on the Hub. Without a test file, rows of the train file
-            are held out.
+            the source in `train` and `test`, each .jsonl, .parquet or .csv,
+            or in parquet files named as on the Hub. Without a test file, rows
+            of the train file are held out.
         train_rows, eval_rows: how many different questions, at least 1.
         seed: decides which rows are taken and in which order.
         system_prompt: the reader's own; "" takes the source's.

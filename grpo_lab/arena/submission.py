@@ -173,49 +173,46 @@ def _verdicts(
     where: Path,
     force: bool,
 ) -> Verdicts:
+    """The verdicts on a copy in an empty folder, as the experiment keeps it.
+
+    Raises:
+        RewardError: the file can't be used, or not without its neighbours.
+        LabError: nothing could be learned from it, and `force` is off.
+    """
     budget = form.steps * form.completions_per_step * form.training.pop_size
+    # About as long as rollouts of these sizes take on a slow machine.
+    limit = max(600.0, 0.05 * budget)
     with tempfile.TemporaryDirectory() as alone:
         copy = Path(alone) / path.name
         copy.write_bytes(source)
-        verdicts = _proved_alone(path, copy, rows[:CHECKED_ROWS], budget)
+        try:
+            verdicts = check_reward(
+                copy, rows[:CHECKED_ROWS], rollouts=budget, limit_seconds=limit
+            )
+        except RewardError as error:
+            text = str(error).replace(str(copy), str(readable(path)))
+            names = {file.name for file in path.parent.iterdir()}
+            names |= {f"{file.stem!r}" for file in path.parent.glob("*.py")}
+            if any(name in text for name in names - {path.name}):
+                text += (
+                    " An experiment keeps the file alone, so put what it "
+                    "needs into it."
+                )
+            raise RewardError(text) from None
     bad = [
         verdicts[name]
         for name in (*CALLS, PAYS)
         if verdicts[name].passed is False
     ]
     if bad and not force:
-        told = " ".join(f"{one.name}: {one.seen}. {one.advice}" for one in bad)
+        seen = " ".join(f"{one.name}: {one.seen}. {one.advice}" for one in bad)
         raise LabError(
             f"The reward file {path.name} would teach nothing on this data, "
-            f"so nothing was submitted. {told} See all verdicts with `python "
+            f"so nothing was submitted. {seen} See all verdicts with `python "
             f"-m rewards.contract {path.name} --data "
             f"{where}`, or submit it all the same with force=True (--force)."
         )
     return verdicts
-
-
-def _proved_alone(
-    path: Path, copy: Path, rows: list[dict], budget: int
-) -> Verdicts:
-    """The verdicts on a copy in an empty folder, as the experiment keeps it.
-
-    Raises:
-        RewardError: the file can't be used, or not without its neighbours.
-    """
-    # About as long as rollouts of these sizes take on a slow machine.
-    limit = max(600.0, 0.05 * budget)
-    try:
-        return check_reward(copy, rows, rollouts=budget, limit_seconds=limit)
-    except RewardError as error:
-        told = str(error).replace(str(copy), str(readable(path)))
-        names = {file.name for file in path.parent.iterdir()}
-        names |= {f"{file.stem!r}" for file in path.parent.glob("*.py")}
-        if any(name in told for name in names - {path.name}):
-            told += (
-                " An experiment keeps the file alone, so put what it needs "
-                "into it."
-            )
-        raise RewardError(told) from None
 
 
 def _source(path: Path) -> bytes:
