@@ -203,8 +203,8 @@ def generate(call: Call) -> None:
         )
 
 
-def validate_manifest(call: Call) -> int:
-    """Check a manifest by itself; exit code 2 if it can't be run.
+def validate_manifest(call: Call) -> None:
+    """Check a manifest by itself; one that can't be run is refused.
 
     What depends on the data, the model and the reward file is checked when an
     experiment is submitted.
@@ -219,11 +219,9 @@ def validate_manifest(call: Call) -> int:
         "generations": form.generations,
         "completions per step and member": form.completions_per_step,
     }
-    usable = not any(one.level == "error" for one in found)
     findings = [asdict(one) for one in found]
-    value = {"usable": usable, "findings": findings, "plan": plan}
+    value = {"findings": findings, "plan": plan}
     call.show(value, f"{_findings(found)}\n\n{table(list(plan.items()))}")
-    return 0 if usable else WRONG_INPUT
 
 
 def example_manifest(call: Call) -> None:
