@@ -271,7 +271,7 @@ class _Worker:
             if line in (b"starting", b"ready"):
                 self._expect(ready=line == b"ready")
             elif word == b"failed":
-                self._failed = text.decode()  # and the end follows
+                self._failed = self._failed or text.decode()
             elif word == b"%d" % self._number:
                 reply = Reply(**json.loads(text))
         return reply

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from rewards.batch import RewardError
 from rewards.contract.probes import examples_of
-from rewards.contract.reward_file import BESIDE, OUTSIDE
+from rewards.contract.reward_file import BESIDE
 from rewards.contract.subjects import subject_of
 from rewards.contract.trial import Trial
 from rewards.contract.verdicts import Verdict, Verdicts
@@ -48,9 +48,6 @@ _CALLS = (
 _REMEDIES = {
     "unexpected keyword": "TRL calls a reward by keyword with more than it "
     "needs: give it **kwargs.",
-    OUTSIDE: "Return the number and keep no files. What the function needs "
-    "for a moment may go to a relative path or to tempfile; it is gone "
-    "afterwards.",
     "FileNotFoundError": f"{BESIDE}.",
 }
 # What should not be paid like a right answer: the check, its kind of probe,

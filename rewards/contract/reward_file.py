@@ -12,12 +12,8 @@ loop without an end, `os._exit`, 50 GB or a crash in C, costs that completion
 its score and nothing else.
 
 Its working directory is an empty temporary one of its own, which is removed
-at the end. It may read everything and write there only: elsewhere Python's
-functions that write raise PermissionError, by an audit hook. That guards
-against accidents, not against malice. What C code opens by itself
-(`torch.save`, `dbm.gnu`, `ctypes`), the programs that the file starts, and
-`os.open` with a `dir_fd` are not seen, and the hook can be got round on
-purpose: the code runs with your rights.
+at the end; `tempfile` makes its files there. This holds accidents, not
+attackers: the code runs with your rights, and an absolute path is what it is.
 
 The form of the function is that of AgileRL's Arena, whose reward.py is called
 with the same three keywords.
@@ -54,9 +50,7 @@ CALL = ("question", "answer", "completion")
 IMPORT_SECONDS = 60.0  # torch takes half of it on a slow disk
 MEMORY_MIB = 4096
 MAX_REASON_CHARS = 200
-MAX_PATH_CHARS = 60  # of the path that a refusal names
 REMOVALS = 5  # tries, while a killed process may still write
-OUTSIDE = "a reward file may write in its own temporary directory only"
 BESIDE = (
     "A reward file runs in an empty directory: read what lies beside it "
     "from Path(__file__).parent"
@@ -96,8 +90,7 @@ def load_reward(path, *, seconds=5.0):
     later change of the file doesn't change a running training.
 
     Raises RewardError when the file is missing, is no Python, can't be
-    imported (as when it writes outside its temporary directory), or has no
-    function that can be called in this way.
+    imported, or has no function that can be called in this way.
 
     >>> import pathlib, tempfile
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "bare.py"
@@ -470,8 +463,8 @@ class _UnusableError(Exception):
 def inspector_of(path, source, folder):
     """Return the handler that says what is wrong with a reward file, or "".
 
-    Called in a worker, which from then on writes below `folder` only. Any
-    request has the same answer.
+    Called in a worker, which then works below `folder`. Any request has the
+    same answer.
     """
     _enter(folder)
 
@@ -488,9 +481,8 @@ def inspector_of(path, source, folder):
 def handler_of(path, source, folder):
     """Return the handler that scores one completion with a reward file.
 
-    Called in a worker, which from then on writes below `folder` only. A
-    request holds the three keywords of the function; the reply holds the
-    fields of a Score.
+    Called in a worker, which then works below `folder`. A request holds the
+    three keywords of the function; the reply holds the fields of a Score.
     """
     _enter(folder)
     function = _load(path, source)
@@ -593,42 +585,15 @@ def _brief(value):
     return text if len(text) <= 40 else text[:37] + "..."
 
 
-# --- the worker's sandbox -------------------------------------------------
-
-_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-_STREAMS = (os.devnull, "/dev/stdout", "/dev/stderr")
-
-# What an audit event changes: the positions of a path among its arguments
-# and of the descriptor of the directory to which that is relative, if any.
-_ON_THE_NAME = {
-    "os.mkdir": [(0, 2)],
-    "os.remove": [(0, 1)],
-    "os.rmdir": [(0, 1)],
-    "os.rename": [(0, 2), (1, 3)],
-    "os.link": [(0, 2), (1, 3)],
-    "os.symlink": [(1, 2)],
-    "shutil.move": [(0, None), (1, None)],
-    "shutil.rmtree": [(0, None)],
-}
-_ON_THE_FILE = {  # these follow a symbolic link
-    "os.truncate": [(0, None)],
-    "os.chmod": [(0, 2)],
-    "os.chown": [(0, 3)],
-    "os.utime": [(0, 3)],
-    "os.setxattr": [(0, None)],
-    "os.removexattr": [(0, None)],
-    "shutil.copytree": [(1, None)],
-}
-_WATCHED = {"open", "sqlite3.connect", *_ON_THE_NAME, *_ON_THE_FILE}
+# --- the worker's folder --------------------------------------------------
 
 
 def _enter(folder):
-    """Make an empty folder below `folder`, stay in it, and write only there.
+    """Make an empty folder below `folder`, and stay in it.
 
     A worker that takes the place of a lost one takes its folder, emptied.
     """
-    number = os.getppid() if hasattr(os, "fork") else os.getpid()
-    own = os.path.join(os.path.realpath(folder), str(number))
+    own = os.path.join(os.path.realpath(folder), str(os.getppid()))
     _remove(own)
     os.makedirs(own, exist_ok=True)
     with contextlib.suppress(FileNotFoundError):  # no working directory
@@ -639,72 +604,3 @@ def _enter(folder):
     os.chdir(own)
     tempfile.tempdir = own
     os.environ.update(dict.fromkeys(("TMPDIR", "TEMP", "TMP"), own))
-    sys.addaudithook(_guard(own))
-
-
-def _guard(own):
-    inside = os.path.join(own, "")
-
-    # Called for every event there is, each import and id(): return fast.
-    def hook(event, args):
-        if event not in _WATCHED:
-            return
-        for place in _changed(event, args):
-            if place != own and not place.startswith(inside):
-                raise _refusal(event, place)
-
-    return hook
-
-
-def _refusal(event, place):
-    if len(place) > MAX_PATH_CHARS:
-        place = "..." + place[3 - MAX_PATH_CHARS :]
-    instead = "return the number and keep no files"
-    if event == "sqlite3.connect":
-        instead = "read it as 'file:PATH?mode=ro' with uri=True"
-    return PermissionError(f"{OUTSIDE}, not in {place}; {instead}")
-
-
-def _changed(event, args):
-    """Return the real paths of what an event is about to change."""
-    if event == "open":
-        return _opened_to_write(*args)
-    if event == "sqlite3.connect":
-        return _database(os.fsdecode(args[0]))
-    found = []
-    for at, base_at in _ON_THE_NAME.get(event) or _ON_THE_FILE[event]:
-        path = args[at]
-        if isinstance(path, int):  # a file that is open already
-            continue
-        path = os.fsdecode(path)
-        if base_at is not None and args[base_at] >= 0:
-            try:
-                base = os.readlink(f"/proc/self/fd/{args[base_at]}")
-            except OSError:  # not Linux: it can't be known
-                continue
-            path = os.path.join(base, path)
-        if event in _ON_THE_NAME:
-            folder, name = os.path.split(path)
-            found.append(os.path.join(os.path.realpath(folder), name))
-        else:
-            found.append(os.path.realpath(path))
-    return found
-
-
-def _opened_to_write(path, mode, flags):
-    writes = flags & _WRITING or (mode and not {*"wax+"}.isdisjoint(mode))
-    if not writes or isinstance(path, int) or path in _STREAMS:
-        return []
-    with contextlib.suppress(OSError):
-        if stat.S_ISCHR(os.stat(path).st_mode):  # a terminal, a GPU
-            return []
-    return [os.path.realpath(os.fsdecode(path))]
-
-
-def _database(name):
-    """Return where SQLite will write for a name or a "file:" URI."""
-    if name.startswith("file:"):
-        name, _, options = name[5:].partition("?")
-        if {"mode=ro", "mode=memory", "immutable=1"} & {*options.split("&")}:
-            return []
-    return [] if name in ("", ":memory:") else [os.path.realpath(name)]
