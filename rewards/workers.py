@@ -14,6 +14,8 @@ daemonic process, can't be used after a fork, unpickle what a worker sends,
 and leave a busy worker running when the trainer is killed.
 """
 
+from __future__ import annotations
+
 import atexit
 import contextlib
 import json
@@ -29,7 +31,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from rewards import worker_main
 from rewards.batch import RewardError
@@ -206,7 +208,7 @@ class Workers:
         return replies
 
 
-def _wait(workers: "list[_Worker]") -> None:
+def _wait(workers: list[_Worker]) -> None:
     """Wait until a worker can be read from or written to, or is late."""
     ready = select.poll()
     for worker in workers:
@@ -215,13 +217,20 @@ def _wait(workers: "list[_Worker]") -> None:
     ready.poll(max(left, 0) * 1000 + 1)
 
 
+class _Process(subprocess.Popen[bytes]):
+    """A process with pipes to and from it."""
+
+    stdin: IO[bytes]
+    stdout: IO[bytes]
+
+
 class _Worker:
     """One process, started when it is needed; one request at a time."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self.deadline = 0.0
         self._settings = settings
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: _Process | None = None
         self._ready = False
         self._number = 0
         self._unsent = b""
@@ -298,7 +307,7 @@ class _Worker:
         size = str(len(self._unsent))
         self._ready, self._failed = False, ""
         try:
-            self._process = subprocess.Popen(
+            self._process = _Process(
                 # -P: the folder of the script, where numbers.py hides the
                 # one of Python, stays out of the path.
                 [sys.executable, "-P", worker_main.__file__, size],
@@ -314,7 +323,7 @@ class _Worker:
         os.set_blocking(self._process.stdin.fileno(), False)
         os.set_blocking(self._process.stdout.fileno(), False)
 
-    def _running(self) -> subprocess.Popen[bytes]:
+    def _running(self) -> _Process:
         assert self._process
         return self._process
 
@@ -364,7 +373,7 @@ def _usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-_OPEN: "weakref.WeakSet[Workers]" = weakref.WeakSet()
+_OPEN: weakref.WeakSet[Workers] = weakref.WeakSet()
 
 
 @atexit.register

@@ -69,7 +69,7 @@ def test_it_runs_in_an_empty_environment_without_torch(tmp_path):
     )
     assert shown.returncode == 0, shown.stderr
     assert shown.stdout.splitlines() == [
-        "[[2.0], [0.5], [0.0], [0.0], [0.25]]",
+        "[[2.0], [0.5], [0.5], [0.5], [0.5]]",
         "[[1.0], [1.0]]",
         "[1.0]",
         "[1.0]",

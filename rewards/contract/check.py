@@ -10,14 +10,18 @@ in a process of its own with a deadline, or any function with TRL's signature,
 or a list of both, whose sum is judged as a trainer would add it up.
 """
 
+from __future__ import annotations
+
 import math
 import statistics
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from rewards.batch import RewardError
-from rewards.contract.probes import examples_of
-from rewards.contract.reward_file import BESIDE
+from rewards.contract.probes import Probe, examples_of
+from rewards.contract.reward_file import BESIDE, Score
 from rewards.contract.subjects import subject_of
 from rewards.contract.trial import Trial
 from rewards.contract.verdicts import Verdict, Verdicts
@@ -106,8 +110,13 @@ _TRAPS = (
 
 
 def check_reward(
-    reward, rows, *, rollouts=4000, limit_seconds=600.0, seconds=5.0
-):
+    reward: Any,
+    rows: Any,
+    *,
+    rollouts: int = 4000,
+    limit_seconds: float = 600.0,
+    seconds: float = 5.0,
+) -> Verdicts:
     """Prove a reward on rows of the data it will train on.
 
     `reward` is the path of a reward file, its function itself, a function
@@ -185,14 +194,14 @@ class _Row:
             at least one wrong answer.
     """
 
-    pairs: dict
-    right: object
+    pairs: dict[str, list[tuple[Probe, float]]]
+    right: Probe
     pay: float | None
     paid: bool
 
     @classmethod
-    def of(cls, scored):
-        pairs = {}
+    def of(cls, scored: Any) -> _Row:
+        pairs: dict[str, list[tuple[Probe, float]]] = {}
         for probe, score in scored:
             if score.value is not None:
                 pairs.setdefault(probe.kind, []).append((probe, score.value))
@@ -209,13 +218,13 @@ class _Row:
         paid = pay is not None and pay > max(bars) + LEAST
         return cls(pairs, right, pay, paid)
 
-    def most(self, *kinds):
+    def most(self, *kinds: str) -> tuple[Probe, float] | None:
         """Return the best paid (probe, value) of these kinds, or None."""
         found = [pair for kind in kinds for pair in self.pairs.get(kind, [])]
         return max(found, key=lambda pair: pair[1], default=None)
 
 
-def _calls(trial):
+def _calls(trial: Trial) -> Iterator[Verdict]:
     """Judge that every call gave a finite number."""
     left = trial.pairs
     for name, kinds, advice in _CALLS:
@@ -233,7 +242,9 @@ def _calls(trial):
         left = [pair for pair in left if pair[1].failure not in kinds]
 
 
-def _call_failed(trial, name, bad, tried, advice):
+def _call_failed(
+    trial: Trial, name: str, bad: list[Any], tried: int, advice: str
+) -> Verdict:
     probe, score = bad[0]
     counts = Counter(score.failure for _, score in bad)
     counted = ", ".join(f"{n} x {kind}" for kind, n in counts.items())
@@ -246,7 +257,7 @@ def _call_failed(trial, name, bad, tried, advice):
     return Verdict(name, False, seen, probe.text, advice)
 
 
-def _pays(trial, rows):
+def _pays(trial: Trial, rows: Any) -> Verdict:
     name = "pays for right"
     if not trial.pairs:
         return Verdict(name, None, "not tried: no gold can be read")
@@ -274,7 +285,7 @@ def _pays(trial, rows):
     return Verdict(name, False, seen, row.right.text, _why_unpaid(row))
 
 
-def _why_unpaid(row):
+def _why_unpaid(row: Any) -> str:
     gold = row.right.example.answer
     if row.most("empty") and (row.pay or 0) > row.most("empty")[1] + LEAST:
         cause = (
@@ -292,17 +303,19 @@ def _why_unpaid(row):
     )
 
 
-def _mean(rows, kind):
+def _mean(rows: Any, kind: str) -> str:
     best = [row.most(kind) for row in rows]
     values = [found[1] for found in best if found]
     return _number(statistics.fmean(values)) if values else "no score"
 
 
-def _number(value):
+def _number(value: float) -> str:
     return f"{value:.4g}"
 
 
-def _not_for(rows, name, kind, words, advice):
+def _not_for(
+    rows: Any, name: str, kind: str, words: str, advice: str
+) -> Verdict:
     """Judge that this kind of completion gets less than a right one."""
     paid = [row for row in rows if row.paid]
     found = [(row, row.most(kind)) for row in paid if row.most(kind)]
@@ -320,7 +333,7 @@ def _not_for(rows, name, kind, words, advice):
     return Verdict(name, False, seen, probe.text, advice)
 
 
-def _many_lines(rows):
+def _many_lines(rows: Any) -> Verdict:
     name = "pays for many lines"
     paid = [row for row in rows if row.paid]
     if not paid:
@@ -346,7 +359,7 @@ def _many_lines(rows):
     )
 
 
-def _survives(row):
+def _survives(row: Any) -> bool:
     """Tell whether a right answer with long reasoning is still paid."""
     others = [row.most("empty"), row.most("wrong")]
     bars = [found[1] for found in others if found and found[1] < row.pay]
@@ -354,7 +367,7 @@ def _survives(row):
     return long is not None and long[1] > max(bars, default=-math.inf)
 
 
-def _varies(rows):
+def _varies(rows: Any) -> Verdict:
     name = "varies in a group"
     if not rows:
         return Verdict(name, None, "not tried")
@@ -377,7 +390,7 @@ def _varies(rows):
     )
 
 
-def _stays(trial):
+def _stays(trial: Trial) -> Iterator[Verdict]:
     """Judge that a score depends on nothing but its own row."""
     steady = None
     for name, change, advice in (
@@ -411,7 +424,7 @@ def _stays(trial):
     yield _same_for_messages(trial, steady)
 
 
-def _unchanged(name, repeats, advice):
+def _unchanged(name: str, repeats: Any, advice: str) -> Verdict:
     if all(before.failure and after.failure for _, before, after in repeats):
         return Verdict(name, None, "no score to compare")
     bad = [
@@ -430,17 +443,17 @@ def _unchanged(name, repeats, advice):
     return Verdict(name, False, seen, probe.text, advice)
 
 
-def _equal(one, other):
+def _equal(one: Score, other: Score) -> bool:
     if one.value is None or other.value is None:
         return one.value == other.value
     return math.isclose(one.value, other.value, rel_tol=1e-6, abs_tol=LEAST)
 
 
-def _given(score):
+def _given(score: Score) -> str:
     return "no score" if score.value is None else _number(score.value)
 
 
-def _same_for_messages(trial, steady):
+def _same_for_messages(trial: Trial, steady: bool | None) -> Verdict:
     """Judge that plain and conversational completions get the same."""
     name = "plain as messages"
     repeats = trial.repeats.get("messages")
@@ -465,7 +478,7 @@ def _same_for_messages(trial, steady):
     return verdict
 
 
-def _leaves_alone(trial):
+def _leaves_alone(trial: Trial) -> Verdict:
     name = "changes no argument"
     if not trial.pairs:
         return Verdict(name, None, "not tried")
@@ -480,7 +493,7 @@ def _leaves_alone(trial):
     )
 
 
-def _fast(trial, rollouts, limit_seconds):
+def _fast(trial: Trial, rollouts: int, limit_seconds: float) -> Verdict:
     name = "fast enough"
     each = trial.seconds_each()
     if each is None:
@@ -501,7 +514,7 @@ def _fast(trial, rollouts, limit_seconds):
     )
 
 
-def _golds(unread, rows):
+def _golds(unread: int, rows: int) -> Verdict:
     name = "golds can be read"
     seen = f"{rows - unread} of {rows}"
     if not unread:

@@ -19,6 +19,8 @@ The form of the function is that of AgileRL's Arena, whose reward.py is called
 with the same three keywords.
 """
 
+from __future__ import annotations
+
 import atexit
 import contextlib
 import dataclasses
@@ -34,8 +36,10 @@ import time
 import traceback
 import types
 import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rewards.batch import (
     RewardError,
@@ -43,8 +47,8 @@ from rewards.batch import (
     content_text,
     gold_column,
 )
-from rewards.health import Outcome, report
-from rewards.workers import Workers
+from rewards.health import Log, Outcome, report
+from rewards.workers import Reply, Workers
 
 CALL = ("question", "answer", "completion")
 IMPORT_SECONDS = 60.0  # torch takes half of it on a slow disk
@@ -73,7 +77,9 @@ class Score:
     reason: str = ""
 
 
-def load_reward(path, *, seconds=5.0):
+def load_reward(
+    path: str | os.PathLike[str], *, seconds: float = 5.0
+) -> FileReward:
     """Return the reward function of a reward file, for TRL's trainers.
 
     The result is called with a batch, as TRL does: `completions` is a list of
@@ -136,22 +142,22 @@ class FileReward:
         __name__: the file's name, under which the trainer logs it.
     """
 
-    def __init__(self, path, source, seconds):
+    def __init__(self, path: Path, source: str, seconds: float) -> None:
         self.path = path
         self.source = source
         self.seconds = seconds
         self.__name__ = re.sub(r"\W", "_", path.stem)
-        self._sandbox = None
+        self._sandbox: _Sandbox | None = None
 
     def __call__(
         self,
-        completions,
-        prompts=None,
+        completions: Sequence[Any],
+        prompts: Any = None,
         *,
-        log_metric=None,
-        log_extra=None,
-        **columns,
-    ):
+        log_metric: Log | None = None,
+        log_extra: Log | None = None,
+        **columns: Any,
+    ) -> list[float | None]:
         """Score a batch; see `load_reward`."""
         scores = self.scores(completions, prompts, **columns)
         report(
@@ -163,7 +169,9 @@ class FileReward:
         )
         return [score.value for score in scores]
 
-    def scores(self, completions, prompts=None, **columns):
+    def scores(
+        self, completions: Sequence[Any], prompts: Any = None, **columns: Any
+    ) -> list[Score]:
         """Score a batch and say why a score is missing: a Score for each."""
         texts = completion_texts(completions)
         golds = gold_column(completions, columns)
@@ -185,7 +193,7 @@ class FileReward:
             scores[i] = _score_of(reply)
         return scores
 
-    def close(self):
+    def close(self) -> None:
         """End the processes and remove what they wrote.
 
         The next call would start new ones.
@@ -194,7 +202,7 @@ class FileReward:
             self._sandbox.close()
             self._sandbox = None
 
-    def _opened(self):
+    def _opened(self) -> _Sandbox:
         sandbox = self._sandbox
         if sandbox is None or sandbox.owner != os.getpid():
             sandbox = self._sandbox = _Sandbox(
@@ -206,14 +214,14 @@ class FileReward:
             )
         return sandbox
 
-    def __getstate__(self):
+    def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_sandbox": None}
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"load_reward({str(self.path)!r}, seconds={self.seconds:g})"
 
 
-def finite_score(value):
+def finite_score(value: Any) -> Score:
     """Return the Score that a returned value stands for.
 
     A number of any kind counts, True as 1.0, and NumPy's and torch's scalars
@@ -240,7 +248,7 @@ def finite_score(value):
     return Score(number)
 
 
-def last_question(prompt):
+def last_question(prompt: Any) -> str:
     """Return the last user message of a prompt; a plain prompt as it is.
 
     >>> last_question([{"role": "user", "content": "9 + 9?"}])
@@ -252,7 +260,7 @@ def last_question(prompt):
     return content_text(users[-1]) if users else ""
 
 
-def told(error, path=None):
+def told(error: BaseException, path: str | None = None) -> str:
     """Return an exception as "line 7: ValueError: bad", in short.
 
     The line is the last one in the file `path` that had a part in it.
@@ -286,7 +294,9 @@ class _Sandbox:
     object leaves it alone.
     """
 
-    def __init__(self, factory, path, source, **limits):
+    def __init__(
+        self, factory: str, path: Path, source: str, **limits: Any
+    ) -> None:
         self.owner = os.getpid()
         self.folder = _new_folder()
         self.workers = Workers(
@@ -299,24 +309,24 @@ class _Sandbox:
         )
         _OPEN.add(self)
 
-    def ask(self, groups):
+    def ask(self, groups: list[list[Any]]) -> list[list[Reply]]:
         return self.workers.ask(groups)
 
-    def close(self):
+    def close(self) -> None:
         self.workers.close()
         if self.folder and self.owner == os.getpid():
             _remove(self.folder)
         self.folder = ""
 
-    def __del__(self):
+    def __del__(self) -> None:
         if getattr(self, "folder", ""):
             self.close()
 
 
-_OPEN = weakref.WeakSet()
+_OPEN: weakref.WeakSet[_Sandbox] = weakref.WeakSet()
 
 
-def _close_all():
+def _close_all() -> None:
     for sandbox in tuple(_OPEN):
         sandbox.close()
 
@@ -325,7 +335,7 @@ def _close_all():
 atexit.register(_close_all)
 
 
-def _new_folder():
+def _new_folder() -> str:
     try:
         return tempfile.mkdtemp(prefix="reward-")
     except OSError as error:
@@ -336,7 +346,7 @@ def _new_folder():
         ) from error
 
 
-def _remove(folder):
+def _remove(folder: str) -> None:
     """Remove a folder with all that is in it, as far as it can be."""
     for attempt in range(REMOVALS):
         time.sleep(attempt / 50)
@@ -351,7 +361,7 @@ def _remove(folder):
                         os.chmod(inner, stat.S_IRWXU)
 
 
-def _read(path):
+def _read(path: Path) -> str:
     if path.suffix != ".py":
         raise RewardError(
             f"A reward file is a Python file, and {path.name!r} doesn't end "
@@ -385,7 +395,7 @@ def _read(path):
     return source
 
 
-def _refuse_unusable(path, source):
+def _refuse_unusable(path: Path, source: str) -> None:
     """Raise RewardError unless the file can be imported and called."""
     sandbox = _Sandbox(
         "inspector_of",
@@ -416,7 +426,9 @@ def _refuse_unusable(path, source):
         )
 
 
-def _questions(prompts, expected, columns):
+def _questions(
+    prompts: Any, expected: int, columns: dict[str, Any]
+) -> list[str | None]:
     for name in ("question", "problem"):
         if columns.get(name) is not None:
             questions = list(columns[name])
@@ -433,7 +445,7 @@ def _questions(prompts, expected, columns):
     return [None if q is None else str(q) for q in questions]
 
 
-def _score_of(reply):
+def _score_of(reply: Reply) -> Score:
     if not reply.failure:
         return Score(**reply.value)
     reasons = {
@@ -446,7 +458,7 @@ def _score_of(reply):
     return Score(None, reply.failure, reason[:MAX_REASON_CHARS])
 
 
-def _outcome(score):
+def _outcome(score: Score) -> Outcome:
     if not score.failure:
         return Outcome.SCORED
     named = {"timeout": Outcome.TIMEOUT, "no gold": Outcome.NO_GOLD}
@@ -460,7 +472,7 @@ class _UnusableError(Exception):
     """The file can't be used; the message says why and what to do."""
 
 
-def inspector_of(path, source, folder):
+def inspector_of(path: str, source: str, folder: str) -> Callable[[Any], str]:
     """Return the handler that says what is wrong with a reward file, or "".
 
     Called in a worker, which then works below `folder`. Any request has the
@@ -468,7 +480,7 @@ def inspector_of(path, source, folder):
     """
     _enter(folder)
 
-    def look(request):
+    def look(request: Any) -> str:
         try:
             _load(path, source)
         except _UnusableError as error:
@@ -478,7 +490,9 @@ def inspector_of(path, source, folder):
     return look
 
 
-def handler_of(path, source, folder):
+def handler_of(
+    path: str, source: str, folder: str
+) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """Return the handler that scores one completion with a reward file.
 
     Called in a worker, which then works below `folder`. A request holds the
@@ -487,7 +501,7 @@ def handler_of(path, source, folder):
     _enter(folder)
     function = _load(path, source)
 
-    def handle(call):
+    def handle(call: dict[str, Any]) -> dict[str, Any]:
         try:
             score = finite_score(function(**call))
         except MemoryError:
@@ -499,7 +513,7 @@ def handler_of(path, source, folder):
     return handle
 
 
-def _load(path, source):
+def _load(path: str, source: str) -> Callable[..., Any]:
     """Run the file's text as a module and return its function `reward`."""
     code = _compiled(path, source)
     module = types.ModuleType("reward_file")
@@ -523,12 +537,12 @@ def _load(path, source):
             f"importing it failed with {told(error, path)}. "
             + (BESIDE if lost else "Mend that line")
         ) from None
-    function = module.__dict__.get("reward")
+    function: Any = module.__dict__.get("reward")
     _check_call(function, module)
     return function
 
 
-def _compiled(path, source):
+def _compiled(path: str, source: str) -> types.CodeType:
     try:
         return compile(source, path, "exec")
     except SyntaxError as error:
@@ -540,7 +554,7 @@ def _compiled(path, source):
     raise _UnusableError(f"{problem}. Mend that line")
 
 
-def _check_call(function, module):
+def _check_call(function: Any, module: types.ModuleType) -> None:
     form = "def reward(question, answer, completion):"
     if not callable(function):
         others = [
@@ -577,7 +591,7 @@ def _check_call(function, module):
         ) from None
 
 
-def _brief(value):
+def _brief(value: Any) -> str:
     try:
         text = repr(value)
     except Exception:  # a repr of the value's own
@@ -588,7 +602,7 @@ def _brief(value):
 # --- the worker's folder --------------------------------------------------
 
 
-def _enter(folder):
+def _enter(folder: str) -> None:
     """Make an empty folder below `folder`, and stay in it.
 
     A worker that takes the place of a lost one takes its folder, emptied.
