@@ -273,7 +273,8 @@ def test_failures_are_logged_as_shares_and_reasons(hostile):
     assert columns["mine/outcome"] == ["timeout", "error", "scored", "error"]
     late, raised, fine, ended = columns["mine/reason"]
     assert fine == ""
-    assert "more than 1 s of CPU time" in late and "ended" in ended
+    # Which of the two deadlines ends it depends on what else runs here.
+    assert "no score in time: more than" in late and "ended" in ended
     assert raised.startswith("line ") and "ZeroDivisionError" in raised
 
 
