@@ -340,7 +340,13 @@ def _new_folder() -> str:
 
 
 def remove(folder: str) -> None:
-    """Remove a folder with all that is in it, as far as it can be."""
+    """Remove a folder with all that is in it, as far as it can be.
+
+    >>> folder = tempfile.mkdtemp()
+    >>> remove(folder)
+    >>> os.path.exists(folder)
+    False
+    """
     for attempt in range(REMOVALS):
         time.sleep(attempt / 50)
         shutil.rmtree(folder, ignore_errors=True)

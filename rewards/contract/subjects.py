@@ -29,7 +29,13 @@ _MADE_ANEW = ("prompts", "completions", "completion_ids")
 
 
 class Subject(Protocol):
-    """What can be called with texts; see above."""
+    """A reward that can be called with texts of examples; see above.
+
+    >>> from rewards import correctness_reward
+    >>> subject: Subject = subject_of(correctness_reward, seconds=5.0)
+    >>> subject.name, subject.changed
+    ('correctness_reward', '')
+    """
 
     name: str
 
