@@ -20,7 +20,6 @@ import importlib
 import json
 import mmap
 import os
-import resource
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -66,6 +65,8 @@ def main(size: int) -> None:
 
     The first `size` bytes of it are the settings, as JSON.
     """
+    import resource  # Windows, where rewards is imported too, has none
+
     requests, replies = os.dup(0), os.dup(1)
     # Whatever is printed or asked for from here on stays out of the pipes.
     _to_nowhere(0, 1, 2)
@@ -201,12 +202,14 @@ def _size() -> int:
     """Return the bytes of address space in use, 0 where it isn't Linux."""
     try:
         with open("/proc/self/statm", "rb") as sizes:
-            return int(sizes.read().split()[0]) * resource.getpagesize()
+            return int(sizes.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
         return 0
 
 
 def _limit_address_space(size: int | None) -> None:
+    import resource
+
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     if size is None or (hard != resource.RLIM_INFINITY and size > hard):
         size = hard

@@ -302,6 +302,8 @@ class _Worker:
         self._process, self._unsent, self._received = None, b"", b""
 
     def _start(self) -> None:
+        if not hasattr(os, "fork"):
+            raise self._start_error("Windows has no fork; use WSL")
         settings = self._settings | {"path": _path(), "parent": os.getpid()}
         self._unsent = json.dumps(settings).encode()
         size = str(len(self._unsent))
