@@ -859,13 +859,16 @@ def _rung(rung: Rung) -> str:
 
 
 def plan_table(plans: pd.DataFrame) -> Styler:
-    """Simulated plans; see `grid.simulation.table`."""
+    """Plans, as `grid.simulation.simulate` gives them; costs if there are."""
     hours = "{:,.1f}" if plans["worker hours"].max() >= 24 else "{:.2f}"
     formats = {
         "hours": hours,
         "worker hours": hours,
-        "cost": "{:,.0f}",
+        "cost in USD": "{:,.0f}",
         "share of all steps": "{:.0%}",
         "busy": "{:.0%}",
     }
-    return table(plans, {k: v for k, v in formats.items() if k in plans})
+    free = [] if plans["cost in USD"].any() else ["cost in USD"]
+    shown = plans.drop(columns=["lost workers", *free])
+    kept = {name: form for name, form in formats.items() if name in shown}
+    return table(shown, kept).set_caption("Simulated: nothing was trained.")

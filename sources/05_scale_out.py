@@ -86,7 +86,7 @@ ADDRESS: str = ""  # of a Ray cluster, such as auto; "": this machine alone
 CPUS: float = 1.0  # CPU cores for each run
 GPUS: float = 0.0  # GPUs for each run; 0: one, where there are any
 STORAGE: str = ""  # such as s3://bucket/folder, if no disk is shared
-PRICE_PER_GPU_HOUR: float = 2.0  # an assumption: put in yours
+PRICE_PER_GPU_HOUR: float = 2.0  # in US dollars, assumed: put in yours
 SEED: int = 42  # of the adapters, the rollouts and the choice of questions
 OUTPUT_DIR: str = "runs/05_scale_out"  # every file is written below it
 
@@ -822,24 +822,17 @@ figures.table(pd.DataFrame(rows, columns=["assumption", "value", "from"]))
 def plans(assumptions: dict, first: int) -> pd.DataFrame:
     """A row for each number of runs and of workers, with and without."""
     known = {name: value for name, (value, _) in assumptions.items()}
-    tables = [
-        simulation.table(
-            [runs],
-            [workers],
-            simulation.Assumptions(**known),
-            halving=(first, FACTOR),
-            seed=SEED,
-        )
+    return pd.DataFrame(
+        simulation.simulate(runs, workers, halving=halving, seed=SEED, **known)
         for runs in (4, 64, 512)
         for workers in (1, 8, 64)
         if workers <= runs
-    ]
-    return pd.concat(tables, ignore_index=True)
+        for halving in (None, grid.Halving(first, FACTOR))
+    )
 
 
 plan_here = plans(here, first_rung)
-shown = plan_here if price else plan_here.drop(columns="cost")
-figures.plan_table(shown)
+figures.plan_table(plan_here)
 
 # %% [markdown]
 # How to read it:
@@ -970,12 +963,10 @@ cost = {}
 for name, (share, lost) in cases.items():
     known["price_per_worker_hour"] = PRICE_PER_GPU_HOUR * share
     known["lost_per_worker_hour"] = lost
-    plan = simulation.simulate(
-        64, 8, simulation.Assumptions(**known), seed=SEED
-    )
-    cost[name] = plan.cost
-    print(f"{name}: {plan.cost:.0f}, {plan.lost_workers} lost, ", end="")
-    print(f"{plan.hours:.1f} h")
+    plan = simulation.simulate(64, 8, seed=SEED, **known)
+    cost[name] = plan["cost in USD"]
+    print(f"{name}: {cost[name]:.0f} USD, ", end="")
+    print(f"{plan['lost workers']} lost, {plan['hours']:.1f} h")
 
 # %%
 if PRICE_PER_GPU_HOUR:

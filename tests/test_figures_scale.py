@@ -181,15 +181,22 @@ def test_the_timeline_has_a_line_for_each_run_that_was_told(live):
     ("seconds", "hours"), [(1, r"0\.\d\d"), (36000, r"\d+\.\d")]
 )
 def test_plans_in_hours(seconds, hours):
-    assumptions = simulation.Assumptions(10, seconds, price_per_worker_hour=2)
-    plans = simulation.table([4], [2], assumptions, halving=(2, 2))
+    plans = pd.DataFrame(
+        simulation.simulate(
+            4, 2, steps=10, step_seconds=seconds, halving=halving,
+            price_per_worker_hour=2,
+        )
+        for halving in (None, grid.Halving(2))
+    )  # fmt: skip
     page = figures.plan_table(plans).to_html()
     cells = re.findall(r"<td[^>]*>(.*?)</td>", page)
-    assert len(cells) == 2 * len(plans.columns)
+    assert len(cells) == 2 * 8
     assert re.fullmatch(hours, cells[3].replace(",", ""))
     assert cells[6] == "100%"
+    assert "Simulated" in page
     # without a price there is no cost to show
-    assert figures.plan_table(plans.drop(columns="cost")).to_html()
+    free = figures.plan_table(plans.assign(**{"cost in USD": 0.0}))
+    assert "cost in USD" in page and "cost in USD" not in free.to_html()
 
 
 @pytest.mark.parametrize("name", profiles.SCALE_OUT)
@@ -203,9 +210,3 @@ def test_rows_of_the_lesson_on_many_workers(name):
     assert len(steps) == 1
     rungs = grid.Halving(steps.pop() // 4).rungs(settings[0].max_steps)
     assert len(rungs) == 2
-
-
-def test_a_plan_is_shown_as_it_is():
-    assumptions = simulation.Assumptions(10, 1)
-    plans = simulation.table([1], [1], assumptions)
-    pd.testing.assert_frame_equal(figures.plan_table(plans).data, plans)
