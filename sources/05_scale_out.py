@@ -119,7 +119,7 @@ print(f"Profile {profile.name}: {len(settings)} runs.")
 # disk would stop us here.
 
 # %%
-from grpo_lab import data, figures, grid
+from grpo_lab import data, figures, figures_scale, grid
 from rewards import FIVE_PART
 
 splits = data.load_splits(
@@ -275,7 +275,7 @@ print(f"with {trained:.0f} s of training in them.")
 # saw it. The line that rests is the run whose worker was killed.
 
 # %%
-figures.timeline(live)
+figures_scale.timeline(live)
 
 # %% [markdown]
 # Where did they run? A row for each start of a run, with the step of the
@@ -284,7 +284,7 @@ figures.timeline(live)
 # next one, so a process can come twice.
 
 # %%
-figures.starts_table(results)
+figures_scale.starts_table(results)
 
 # %% [markdown]
 # All about a run lies in its directory, as in lesson 3. What a worker prints
@@ -480,7 +480,7 @@ halved = grid.Grid(halved_dir, planned)
 print(f"{len(halved.done)} done, {len(halved.stopped)} stopped early")
 
 # %%
-figures.timeline(live, rungs)
+figures_scale.timeline(live, rungs)
 
 # %% [markdown]
 # What each run had reached at each rung, what was needed there when it
@@ -488,7 +488,7 @@ figures.timeline(live, rungs)
 # a factor of 2, the median of those before it.
 
 # %%
-figures.halving_table(halved)
+figures_scale.halving_table(halved)
 
 # %% [markdown]
 # The decisions lie in `rungs.json` of each run, so a grid that is killed goes
@@ -832,7 +832,7 @@ def plans(assumptions: dict, first: int) -> pd.DataFrame:
 
 
 plan_here = plans(here, first_rung)
-figures.plan_table(plan_here)
+figures_scale.plan_table(plan_here)
 
 # %% [markdown]
 # How to read it:
@@ -871,7 +871,7 @@ figures.table(pd.DataFrame(rows, columns=["assumption", "value", "from"]))
 
 # %%
 plan_full = plans(estimated, full_steps // 4)
-figures.plan_table(plan_full)
+figures_scale.plan_table(plan_full)
 
 # %% [markdown]
 # With many runs halving saves about half of the steps here, with four of them
