@@ -174,14 +174,9 @@ def reward_totals_figure(totals: pd.DataFrame) -> Figure:
     looks = list(zip(names, cycle(COLOURS), cycle("os^D"), strict=False))
     for at, (name, colour, mark) in enumerate(looks):
         shift = 0.24 * ((len(names) - 1) / 2 - at)
-        axis.plot(
-            totals[name],
-            [height + shift for height in heights],
-            linestyle="",
-            marker=mark,
-            color=colour,
-            label=name,
-        )
+        style = {"color": colour, "marker": mark, "linestyle": ""}
+        places = [height + shift for height in heights]
+        axis.plot(totals[name], places, label=name, **style)
         axis.axvline(totals[name].iloc[0], color=colour, linestyle=":")
     axis.set_yticks(heights, list(totals["completion"]))
     axis.margins(y=0.06)
@@ -366,13 +361,8 @@ def panel_figure(
     for axis in list(axes.flat)[len(panels) :]:
         axis.axis("off")
     handles, labels = axes.flat[0].get_legend_handles_labels()
-    figure.legend(
-        handles,
-        labels,
-        loc="outside lower center",
-        ncols=legend_columns,
-        fontsize=9,
-    )
+    style = {"ncols": legend_columns, "fontsize": 9}
+    figure.legend(handles, labels, loc="outside lower center", **style)
     return closed(figure)
 
 
@@ -474,17 +464,12 @@ def leaderboard_figure(leaderboard: pd.DataFrame) -> Figure:
             ("before", GREY, 0.12),
             ("after", COLOURS[0], -0.12),
         ):
+            below = row[name] - row[f"{name}_low"]
+            above = row[f"{name}_high"] - row[name]
+            style = {"fmt": "o", "color": colour, "capsize": 3}
+            style["label"] = name if at == 0 else None
             axis.errorbar(
-                row[name],
-                y + shift,
-                xerr=[
-                    [row[name] - row[f"{name}_low"]],
-                    [row[f"{name}_high"] - row[name]],
-                ],
-                fmt="o",
-                color=colour,
-                capsize=3,
-                label=name if at == 0 else None,
+                row[name], y + shift, xerr=[[below], [above]], **style
             )
     axis.set_yticks(range(count - 1, -1, -1), list(leaderboard["run"]))
     axis.set_xlim(0, 1)

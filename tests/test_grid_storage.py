@@ -319,14 +319,14 @@ from pathlib import Path
 from pyarrow import fs
 from grpo_lab.grid import storage
 
-copy = fs.copy_files
+copy, count = fs.copy_files, None
 
 def copy_and_die(source, target, source_fs, target_fs):
     # Half of a checkpoint's files, then the end of the process.
     if not Path(source).is_dir():
         return copy(source, target, source_fs, target_fs)
     files = sorted(path for path in Path(source).rglob("*") if path.is_file())
-    for file in files[:int(sys.argv[2])]:
+    for file in files[:count]:
         name = f"{target}/{file.relative_to(source).as_posix()}"
         target_fs.create_dir(os.path.dirname(name))
         copy(str(file), name, source_fs, target_fs)
@@ -336,8 +336,8 @@ for line in sys.stdin:
     # Imports take seconds, so a worker is a fork; nothing has connected yet.
     if not (pid := os.fork()):
         print(os.getpid(), flush=True)
-        mirror, place = pickle.loads(bytes.fromhex(line))
-        if sys.argv[1] == "die":
+        mirror, place, count = pickle.loads(bytes.fromhex(line))
+        if count is not None:
             storage.fs.copy_files = copy_and_die
         mirror.after(place)
         os._exit(0)
@@ -345,27 +345,24 @@ for line in sys.stdin:
 """
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def workers():
-    started = []
-
-    def start(*arguments):
-        process = subprocess.Popen(
-            [sys.executable, "-c", WORKER, *map(str, arguments)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        started.append(process)
-        return process
-
-    yield start
-    for process in started:
-        process.kill()
-        process.communicate()
+    """A process that forks a worker for each line, see `send_in`."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", WORKER], stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    yield process
+    process.kill()
+    process.communicate()
 
 
-def send_in(process, mirror, place, on_start=lambda pid: None):
-    """Let a process of its own send a run; its exit status."""
-    line = pickle.dumps((mirror, place)).hex()
+def send_in(process, mirror, place, files=None, on_start=lambda pid: None):
+    """Let a process of its own send a run; its exit status.
+
+    It kills itself when it has sent so many files of a checkpoint.
+    """
+    line = pickle.dumps((mirror, place, files)).hex()
     process.stdin.write(f"{line}\n")
     process.stdin.flush()
     on_start(int(process.stdout.readline()))
@@ -375,7 +372,7 @@ def send_in(process, mirror, place, on_start=lambda pid: None):
 def test_a_worker_killed_at_any_request(s3, workers, tmp_path):
     """Whatever an object store had been told by then, no half of a
     checkpoint is taken for a whole one, and the next one finishes it."""
-    process, requests = workers("live"), 0
+    requests = 0
     for count in range(1, 100):
         driver = Mirror(s3.uri, tmp_path / str(count) / "grid")
         place = tmp_path / str(count) / "first"
@@ -384,7 +381,7 @@ def test_a_worker_killed_at_any_request(s3, workers, tmp_path):
         driver.after(place)
         train(place, 2, 3)
 
-        # Nothing is answered before the worker has said who it is.
+        # Nothing is answered before the worker's number is known.
         known, last = threading.Event(), s3.requests + count
         pids = []
 
@@ -398,7 +395,7 @@ def test_a_worker_killed_at_any_request(s3, workers, tmp_path):
             known.set()
 
         s3.before = kill
-        status = send_in(process, driver, place, start)
+        status = send_in(workers, driver, place, on_start=start)
         s3.quiet()
         found = checkpoints(driver, tmp_path / str(count) / "found")
         assert found in ([1], [1, 3], [2, 3])
@@ -419,8 +416,7 @@ def test_a_worker_killed_amid_a_checkpoint(driver, workers, tmp_path, files):
     train(place, 1)
     driver.after(place)
     train(place, 2)
-    process = workers("die", files)
-    assert send_in(process, driver, place) == -signal.SIGKILL
+    assert send_in(workers, driver, place, files) == -signal.SIGKILL
     assert checkpoints(driver, tmp_path / "found") == [1]
     driver.after(place)
     assert checkpoints(driver, tmp_path / "again") == [1, 2]

@@ -110,9 +110,10 @@ class Mirror:
     @_reported
     def _check(self) -> None:
         self._store.create_dir("runs")
-        with self._store.open_output_stream("runs/check") as stream:
+        name = f"runs/check-{uuid.uuid4().hex}"
+        with self._store.open_output_stream(name) as stream:
             stream.write(b"ok")
-        self._store.delete_file("runs/check")
+        self._store.delete_file(name)
 
     # --- by the driver, or by whoever steers
 
