@@ -67,7 +67,7 @@ def pinned(name):
 def imported(*folders):
     """Third-party top-level names, each with a file that imports it."""
     files = [p for f in folders for p in sorted((ROOT / f).rglob("*.py"))]
-    ours = {"grpo_lab", "rewards", "tests", *(p.stem for p in files)}
+    ours = {"grpo_lab", "rewards", "tests", "tools", *(p.stem for p in files)}
     found = {}
     for file in files:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
