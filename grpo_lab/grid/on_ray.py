@@ -49,7 +49,7 @@ from grpo_lab.grid.halving import (
     read_rungs,
 )
 from grpo_lab.grid.jobs import Job, all_jobs, job_at
-from grpo_lab.grid.mirror import Mirror
+from grpo_lab.grid.storage import Mirror
 from grpo_lab.grid.work import Progress, Work, run_to
 
 LOOK_SECONDS = 1.0

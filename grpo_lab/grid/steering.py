@@ -20,9 +20,9 @@ from grpo_lab.errors import LabError
 from grpo_lab.files import read_json, write_json
 from grpo_lab.grid.fingerprint import file_fingerprint
 from grpo_lab.grid.jobs import job_at
-from grpo_lab.grid.mirror import Mirror
 from grpo_lab.grid.plan import run_name
 from grpo_lab.grid.results import Grid, Run, load
+from grpo_lab.grid.storage import Mirror
 from grpo_lab.grid.work import PARENT, REWARD_FILES
 from grpo_lab.profiles import RunSettings
 from rewards.contract import load_reward
