@@ -112,6 +112,7 @@ def test_every_setting_makes_another_run(tiny_qwen, tiny_splits):
         "model": str(tiny_qwen.parent),
         "completions_per_step": 8,
         "top_p": 0.9,
+        "top_k": 5,
     }
     for field in dataclasses.fields(RunSettings):
         value = getattr(one, field.name)

@@ -236,9 +236,9 @@ class LocalArena:
 
     def list_resources(self) -> list[dict]:
         """What this machine offers: one resource, and what is free of it."""
-        from grpo_lab import models
+        from grpo_lab import memory
 
-        device = models.device_memory()
+        device = memory.device_memory()
         return [
             {
                 "id": "local-gpu" if device.is_gpu else "local-cpu",

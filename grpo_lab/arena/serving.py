@@ -42,7 +42,8 @@ from grpo_lab.evaluation import (
     evaluate,
 )
 from grpo_lab.files import last_line
-from grpo_lab.models import compute_dtype, free_memory, load_policy
+from grpo_lab.memory import free_memory
+from grpo_lab.models import compute_dtype, load_policy
 from grpo_lab.prompts import TEMPLATE_VALUES, messages
 
 HOST = "127.0.0.1"
