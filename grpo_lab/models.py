@@ -196,9 +196,27 @@ def load_policy(
         LabError: there is no such model, it can't be had from here, or its
             chat template has no place for the system prompt.
     """
-    return _with_mirror(
-        name, lambda where, revision: _load(where, revision, load_in_4bit)
-    )
+
+    def load(where: str, revision: str | None) -> tuple:
+        # The tokenizer is small, so anything that is wrong shows early.
+        tokenizer = _load_tokenizer(where, revision)
+        in_4bit = quantization_config() if load_in_4bit else None
+        model = AutoModelForCausalLM.from_pretrained(
+            where,
+            revision=revision,
+            dtype=compute_dtype(),
+            quantization_config=in_4bit,
+            device_map={"": 0 if torch.cuda.is_available() else "cpu"},
+            attn_implementation="sdpa",
+            use_safetensors=True,
+            trust_remote_code=False,
+        )
+        model.config.pad_token_id = tokenizer.pad_token_id
+        model.generation_config.pad_token_id = tokenizer.pad_token_id
+        keep_trainable_on_cpu(model)
+        return model, tokenizer
+
+    return _with_mirror(name, load)
 
 
 def load_tokenizer(name: str) -> tuple[PreTrainedTokenizerBase, int]:
@@ -211,19 +229,17 @@ def load_tokenizer(name: str) -> tuple[PreTrainedTokenizerBase, int]:
         LabError: as `load_policy`.
     """
 
-    def load(where: str, revision: str) -> tuple:
+    def load(where: str, revision: str | None) -> tuple:
         config = AutoConfig.from_pretrained(
-            where, revision=revision or None, trust_remote_code=False
+            where, revision=revision, trust_remote_code=False
         )
-        return (
-            _load_tokenizer(where, revision),
-            config.max_position_embeddings,
-        )
+        length = config.max_position_embeddings
+        return _load_tokenizer(where, revision), length
 
     return _with_mirror(name, load)
 
 
-def _with_mirror(name: str, load: Callable[[str, str], tuple]) -> tuple:
+def _with_mirror(name: str, load: Callable[[str, str | None], tuple]) -> tuple:
     """Load by place and revision; from the mirror if access is refused.
 
     Raises:
@@ -246,27 +262,6 @@ def _with_mirror(name: str, load: Callable[[str, str], tuple]) -> tuple:
         raise _explained(known.mirror, error) from error
 
 
-def _load(
-    where: str, revision: str, load_in_4bit: bool
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    # The tokenizer is small, so anything that is wrong shows early.
-    tokenizer = _load_tokenizer(where, revision)
-    model = AutoModelForCausalLM.from_pretrained(
-        where,
-        revision=revision or None,
-        dtype=compute_dtype(),
-        quantization_config=quantization_config() if load_in_4bit else None,
-        device_map={"": 0 if torch.cuda.is_available() else "cpu"},
-        attn_implementation="sdpa",
-        use_safetensors=True,
-        trust_remote_code=False,
-    )
-    model.config.pad_token_id = tokenizer.pad_token_id
-    model.generation_config.pad_token_id = tokenizer.pad_token_id
-    keep_trainable_on_cpu(model)
-    return model, tokenizer
-
-
 def keep_trainable_on_cpu(model: torch.nn.Module) -> None:
     """Forbid bitsandbytes to repack 4-bit weights for inference.
 
@@ -286,23 +281,22 @@ PAD_TOKENS = (
 """Tokens that may serve as padding, the best first."""
 
 
-def _load_tokenizer(where: str, revision: str) -> PreTrainedTokenizerBase:
+def _load_tokenizer(
+    where: str, revision: str | None
+) -> PreTrainedTokenizerBase:
     tokenizer = AutoTokenizer.from_pretrained(
         where,
-        revision=revision or None,
+        revision=revision,
         padding_side="left",
         trust_remote_code=False,
     )
     # Where padding equals the end of the turn, nobody can tell an answer
     # that ended from one that was padded.
-    if tokenizer.pad_token in (None, tokenizer.eos_token):
-        vocabulary = tokenizer.get_vocab()
-        spare = (
-            token
-            for token in PAD_TOKENS
-            if token in vocabulary and token != tokenizer.eos_token
-        )
-        tokenizer.pad_token = next(spare, tokenizer.eos_token)
+    end = tokenizer.eos_token
+    if tokenizer.pad_token in (None, end):
+        known = tokenizer.get_vocab().keys() - {end}
+        spare = (token for token in PAD_TOKENS if token in known)
+        tokenizer.pad_token = next(spare, end)
     check_chat_template(tokenizer, where)
     return tokenizer
 
@@ -314,45 +308,46 @@ def check_chat_template(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
         LabError: there is no chat template, it has no place for the system
             prompt, or its prompt does not end where the assistant writes.
     """
-    instead = (
-        "Choose an instruction-tuned model whose template takes a system "
-        "message, such as Qwen/Qwen2.5-0.5B-Instruct."
-    )
-    if not tokenizer.chat_template:
+    fault = _template_fault(tokenizer)
+    if fault:
         raise LabError(
-            f"{name} has no chat template, so it was probably never trained "
-            "to answer: it is a base model, and its prompts could not be "
-            f"told from its answers. {instead}"
+            f"{name} {fault}. Choose an instruction-tuned model whose "
+            "template takes a system message, such as "
+            "Qwen/Qwen2.5-0.5B-Instruct."
+        )
+
+
+def _template_fault(tokenizer: PreTrainedTokenizerBase) -> str:
+    if not tokenizer.chat_template:
+        return (
+            "has no chat template, so it is probably a base model, which was "
+            "never trained to answer"
         )
     system, user, reply = "Say which number.", "One or two?", "Two."
     chat = messages(user, system)
-
-    def render(chat: list[dict[str, str]], **options: bool) -> str:
-        return tokenizer.apply_chat_template(chat, tokenize=False, **options)
-
+    answered = [*chat, {"role": "assistant", "content": reply}]
+    render = functools.partial(tokenizer.apply_chat_template, tokenize=False)
     try:
         prompt = render(chat, add_generation_prompt=True)
-        without = render(chat)
-        full = render([*chat, {"role": "assistant", "content": reply}])
+        without, full = render(chat), render(answered)
     except Exception as error:  # whatever a template chooses to raise
-        raise LabError(
-            f"The chat template of {name} refuses the lessons' prompts, "
-            "which have a system message that asks for the tags: "
-            f"{error}. {instead}"
-        ) from error
-    if system not in prompt or user not in prompt:
-        lost = "system" if system not in prompt else "user"
-        raise LabError(
-            f"The chat template of {name} leaves out the {lost} message, so "
-            f"the policy would never read it. {instead}"
+        return (
+            "has a chat template that refuses the lessons' prompts, with a "
+            f"system message that asks for the tags: {error}"
         )
+    for role, text in (("system", system), ("user", user)):
+        if text not in prompt:
+            return (
+                f"has a chat template that leaves out the {role} message, so "
+                "the policy would never read it"
+            )
     opened = full.removeprefix(prompt).lstrip().startswith(reply)
     if prompt == without and not opened:
-        raise LabError(
-            f"The chat template of {name} does not open the assistant's "
-            "turn, so the policy would go on with the user's. "
-            f"{instead}"
+        return (
+            "has a chat template that does not open the assistant's turn, so "
+            "the policy would go on with the user's"
         )
+    return ""
 
 
 # --- Where a model is -------------------------------------------------------
@@ -374,7 +369,7 @@ def entry(name: str) -> ModelEntry:
     where, revision = _locate(name)
     try:
         config = AutoConfig.from_pretrained(
-            where, revision=revision or None, trust_remote_code=False
+            where, revision=revision, trust_remote_code=False
         )
         with torch.device("meta"):  # shapes without memory
             model = AutoModelForCausalLM.from_config(config)
@@ -398,13 +393,11 @@ def entry(name: str) -> ModelEntry:
 
 def _find(name: str) -> ModelEntry | None:
     """The entry of `MODELS` with that short name or Hub id, if any."""
-    for known in MODELS.values():
-        if name and name in (known.name, known.hub_id):
-            return known
-    return None
+    known = {one.hub_id: one for one in MODELS.values() if one.hub_id}
+    return (known | MODELS).get(name)
 
 
-def _locate(name: str) -> tuple[str, str]:
+def _locate(name: str) -> tuple[str, str | None]:
     """Hub id or folder of a model, and its revision.
 
     Raises:
@@ -414,10 +407,10 @@ def _locate(name: str) -> tuple[str, str]:
     if known and known.hub_id:
         return known.hub_id, known.revision
     if known and known.name == "smollm2-135m":
-        return str(smollm2_folder()), ""
+        return str(smollm2_folder()), None
     folder = WEIGHTS_DIR / name if known else Path(name).expanduser()
     if (folder / "config.json").is_file():
-        return str(folder), ""
+        return str(folder), None
     if known:
         raise LabError(
             f"The weights of {name} are missing from this installation. "
@@ -431,8 +424,8 @@ def _locate(name: str) -> tuple[str, str]:
             "save_pretrained wrote, or a name such as 'pocket-qwen'."
         )
     if name.count("/") == 1 and not name.startswith((".", "/", "~")):
-        return name, ""
-    names = [*MODELS, *(known.hub_id for known in MODELS.values())]
+        return name, None
+    names = [*MODELS, *(one.hub_id for one in MODELS.values())]
     near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.4)
     raise LabError(
         f"There is no model {name!r}: it is no folder here, and no Hub id, "
@@ -454,7 +447,7 @@ def fingerprint(name: str) -> str:
         return name
     folder = Path(where)
     if not folder.is_dir():
-        return f"{where}@{revision}"
+        return f"{where}@{revision or ''}"
     digest = hashlib.sha256()
     for file in sorted(folder.iterdir()):
         if file.suffix in (".safetensors", ".json", ".jinja", ".model"):
@@ -537,16 +530,6 @@ LOADING_ERRORS = (OSError, ValueError, SafetensorError, HTTPError)
 """What transformers and the Hub raise for a model that can't be loaded."""
 
 
-def _causes(error: BaseException) -> list[BaseException]:
-    """The error and everything that led to it; transformers wraps them."""
-    chain: list[BaseException] = []
-    cause: BaseException | None = error
-    while cause and cause not in chain:  # an error raised twice is a loop
-        chain.append(cause)
-        cause = cause.__cause__ or cause.__context__
-    return chain
-
-
 def _is_refusal(error: BaseException) -> bool:
     """Whether the Hub refused access to a model that exists.
 
@@ -563,23 +546,23 @@ def _is_refusal(error: BaseException) -> bool:
     )
 
 
-def _is_unreachable(error: BaseException) -> bool:
-    """Whether the Hub never answered."""
-    no_answer = LocalEntryNotFoundError, OfflineModeIsEnabled, ConnectionError
-    return any(
-        isinstance(cause, no_answer)
-        or (
-            isinstance(cause, HTTPError)
-            and not isinstance(cause, HfHubHTTPError)
-        )
-        for cause in _causes(error)
-    )
+def _causes(error: BaseException) -> list[BaseException]:
+    """The error and everything that led to it; transformers wraps them."""
+    chain: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause and cause not in chain:  # an error raised twice is a loop
+        chain.append(cause)
+        cause = cause.__cause__ or cause.__context__
+    return chain
 
 
 def _explained(where: str, error: BaseException) -> LabError:
     """What a learner reads instead of `error`."""
-    on_the_hub = not Path(where).is_dir()
-    if any(isinstance(cause, GatedRepoError) for cause in _causes(error)):
+    on_the_hub, causes = not Path(where).is_dir(), _causes(error)
+    never_answered = (
+        LocalEntryNotFoundError, OfflineModeIsEnabled, ConnectionError,
+    )  # fmt: skip
+    if any(isinstance(cause, GatedRepoError) for cause in causes):
         return LabError(
             f"The Hub refuses access to {where}, because its licence has to "
             "be accepted first. Accept it on "
@@ -593,7 +576,12 @@ def _explained(where: str, error: BaseException) -> LabError:
             "spelling on https://huggingface.co/models, or type a model of "
             f"the lessons: {', '.join(MODELS)}."
         )
-    if on_the_hub and _is_unreachable(error):
+    if on_the_hub and any(
+        isinstance(cause, never_answered)
+        or isinstance(cause, HTTPError)
+        and not isinstance(cause, HfHubHTTPError)
+        for cause in causes
+    ):
         return LabError(
             f"{where} is not on this machine and the Hub can't be reached to "
             "download it. Connect to the internet and try again, or type a "
