@@ -264,8 +264,10 @@ def test_the_gpus_of_a_run_reach_the_workers(
     from grpo_lab.grid import on_ray
     from grpo_lab.grid.cluster import Cluster
 
-    tasks, still_open = [], [[None], []]
-    monkeypatch.setattr(on_ray, "_open_jobs", lambda *_: still_open.pop(0))
+    tasks = []
+    monkeypatch.setattr(
+        on_ray, "_open_jobs", lambda *_: [] if tasks else [None]
+    )
     monkeypatch.setattr(on_ray, "connected", lambda *_: nullcontext())
     monkeypatch.setattr(on_ray, "ship_by_value", lambda rewards: None)
     monkeypatch.setattr(
