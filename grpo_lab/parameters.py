@@ -166,7 +166,9 @@ def _items(value: object) -> list:
 
 def _number(value: object) -> object:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise ValueError(value)
+        # Without the value: pydantic makes a text of it, and aliases of YAML
+        # can make a list that has no end.
+        raise ValueError("no number")
     # pydantic would not read "1e3" as a whole number.
     return float(value) if isinstance(value, str) else value
 
