@@ -113,6 +113,8 @@ def test_every_setting_makes_another_run(tiny_qwen, tiny_splits):
         "completions_per_step": 8,
         "top_p": 0.9,
         "top_k": 5,
+        "adam_beta1": 0.8,
+        "adam_beta2": 0.95,
     }
     for field in dataclasses.fields(RunSettings):
         value = getattr(one, field.name)
