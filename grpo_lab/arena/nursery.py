@@ -15,14 +15,15 @@ from pathlib import Path
 import filelock
 from datasets import Dataset
 
-from grpo_lab import evaluation, models, training
+from grpo_lab import evaluation, memory, models, training
 from grpo_lab.arena.evolution import Fitness, Member, Rules
 from grpo_lab.arena.records import member_folder
 from grpo_lab.data import Splits
 from grpo_lab.errors import LabError
 from grpo_lab.evaluation import Evaluation
 from grpo_lab.files import read_json, write_json
-from grpo_lab.profiles import RunSettings
+from grpo_lab.prompts import longest_prompt
+from grpo_lab.settings import RunSettings
 
 HOLD_SECONDS = 120.0
 """How long to wait for another process to let go of a member."""
@@ -102,6 +103,7 @@ class Material:
         test_rows: further held-out questions; nothing is selected by them.
         reward: the reward function, with TRL's signature.
         directory: the experiment's own; every write goes below it.
+        gpus: GPUs of each member, such as 0.5 for two members on one.
     """
 
     plan: Plan
@@ -109,6 +111,7 @@ class Material:
     test_rows: Dataset
     reward: Callable
     directory: Path
+    gpus: float = 1.0
 
     @property
     def stop_request(self) -> Path:
@@ -140,10 +143,16 @@ class Nursery:
         self.directory = material.directory
         self.progress, self.doing = progress, doing
         settings = self.plan.settings
-        self.levers = models.levers_in_force(settings)
         self.base, self.tokenizer = models.load_policy(
             settings.model, settings.load_in_4bit
         )
+        prompts = material.splits.train["prompt"]
+        self.longest = longest_prompt(self.tokenizer, prompts)
+        self.levers = self._resolved(settings).levers
+
+    def _resolved(self, settings: RunSettings) -> memory.Resolved:
+        share = memory.Share.of_gpus(self.material.gpus)
+        return memory.resolve(settings, self.longest, share)
 
     def __enter__(self) -> "Nursery":
         return self
@@ -165,10 +174,10 @@ class Nursery:
         depends on that.
         """
         parent = member_folder(self.directory, member.parent)
-        training.take_over(
+        training.warm_start(
             parent / f"checkpoint-{step}",
             training.grpo_config(
-                self.plan.settings_of(member, step),
+                self._resolved(self.plan.settings_of(member, step)),
                 member_folder(self.directory, member.number),
                 len(self.material.splits.train),
             ),
@@ -239,12 +248,12 @@ class Nursery:
 
         stop_request = self.material.stop_request
         trainer = training.build_trainer(
-            settings, self.material.splits.train, [self.material.reward],
-            folder, self.base, self.tokenizer, progress,
-            [training.StopWhen(lambda step: stop_request.exists())],
+            self._resolved(settings), self.material.splits.train,
+            [self.material.reward], folder, self.base, self.tokenizer,
+            progress, [training.StopWhen(lambda step: stop_request.exists())],
         )  # fmt: skip
         try:
-            training.prolong(trainer)
+            training.extend(trainer)
             reached = training.train(trainer)
             if reached < target or stop_request.exists():
                 raise Stopped
@@ -252,9 +261,9 @@ class Nursery:
             return self._judge(trainer.model)
         finally:
             # The next member puts its own adapter on the same base model.
-            self.base = training.release(trainer)
+            self.base = training.detach_adapter(trainer)
             del trainer
-            models.free_memory()
+            memory.free_memory()
 
     def _judge(self, policy) -> dict:
         """Greedy answers to the questions that rank, and what they earn."""

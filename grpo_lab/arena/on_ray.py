@@ -159,7 +159,9 @@ class Crew:
                 "share. Leave storage out, and keep the arena's home there."
             )
         directory = material.directory.resolve()
-        self.material = replace(material, directory=directory)
+        self.material = replace(
+            material, directory=directory, gpus=cluster.gpus
+        )
         self.directory, self.cluster = directory, cluster
         self.progress, self.doing = progress, doing
         self.said = ""

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from grpo_lab import models
+from grpo_lab import memory
 from grpo_lab.data import Splits
 from grpo_lab.errors import LabError
 from grpo_lab.files import read_json, write_json
@@ -22,7 +22,7 @@ from grpo_lab.grid.locks import claim
 from grpo_lab.grid.plan import plan
 from grpo_lab.grid.results import Grid, load, status_of
 from grpo_lab.grid.work import Progress, Work, run_to, tell_last
-from grpo_lab.profiles import RunSettings
+from grpo_lab.settings import RunSettings
 
 ENGINES = ("process", "ray")
 """Names of the engines: one run after the other here, or many on workers."""
@@ -176,7 +176,7 @@ def _run_here(
             job, target = turn
             with job.held():
                 run_to(job, target, work)
-            models.free_memory()
+            memory.free_memory()
 
 
 def _next_turn(

@@ -24,7 +24,7 @@ from grpo_lab.grid.results import (
     status_of,
     steps_in,
 )
-from grpo_lab.profiles import RunSettings
+from grpo_lab.settings import RunSettings
 
 UNFINISHED = "unfinished"
 

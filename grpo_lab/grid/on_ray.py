@@ -29,7 +29,7 @@ from ray.tune.schedulers import (
 )
 from ray.tune.search import Searcher
 
-from grpo_lab import environment, models
+from grpo_lab import environment, memory
 from grpo_lab.errors import LabError
 from grpo_lab.files import last_line, read_metrics
 from grpo_lab.grid.cluster import (
@@ -98,7 +98,7 @@ def run(
     mirror = Mirror(cluster.storage, output_dir) if cluster.storage else None
     task = Task(
         output_dir.resolve(),
-        replace(work, progress=None),
+        replace(work, progress=None, gpus=cluster.gpus),
         halving,
         max(1, int(cluster.cpus)),
         Path.cwd(),
@@ -237,7 +237,7 @@ class GridTrial(tune.Trainable):
             measured = target < job.steps and job.at_rung(target)
             if job.is_open and not measured:
                 self._run_to(target)
-        models.free_memory()
+        memory.free_memory()
         if not job.is_open or target == job.steps:
             return {"done": True}
         accuracy = job.at_rung(target).accuracy

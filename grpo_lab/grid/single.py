@@ -18,7 +18,7 @@ from grpo_lab.grid.plan import (
 )
 from grpo_lab.grid.results import Run
 from grpo_lab.grid.work import note_environment
-from grpo_lab.profiles import RunSettings
+from grpo_lab.settings import RunSettings
 
 _OPENED = {"run.lock", "settings.json", "environment.json"}
 """What `open_run` writes: a directory with nothing else is free to take."""
@@ -55,7 +55,7 @@ def open_run(
     held = lock(directory, "run.lock", is_singleton=True)
     _HELD[directory.resolve()] = held
     write_json(directory / "settings.json", record)
-    note_environment(directory, settings)
+    note_environment(directory)
     return Run(settings.short_model, settings, directory, "unfinished")
 
 

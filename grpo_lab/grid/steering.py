@@ -24,7 +24,7 @@ from grpo_lab.grid.plan import run_name
 from grpo_lab.grid.results import Grid, Run, load
 from grpo_lab.grid.storage import Mirror
 from grpo_lab.grid.work import PARENT, REWARD_FILES
-from grpo_lab.profiles import RunSettings
+from grpo_lab.settings import RunSettings
 from rewards.contract import load_reward
 
 WARM = (

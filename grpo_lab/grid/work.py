@@ -22,7 +22,7 @@ from transformers import (
 )
 from trl import GRPOTrainer
 
-from grpo_lab import environment, evaluation, models, training
+from grpo_lab import environment, evaluation, memory, models, training
 from grpo_lab.data import Splits
 from grpo_lab.errors import LabError
 from grpo_lab.files import read_json, write_json, write_whole
@@ -30,7 +30,8 @@ from grpo_lab.grid.halving import rung_path
 from grpo_lab.grid.jobs import Job
 from grpo_lab.grid.plan import refuse_full_disk
 from grpo_lab.grid.results import base_path, clone_of
-from grpo_lab.profiles import RunSettings
+from grpo_lab.prompts import longest_prompt
+from grpo_lab.settings import RunSettings
 from rewards import RewardError
 from rewards.contract import load_reward
 
@@ -57,6 +58,7 @@ class Work:
 
     Attributes:
         splits, rewards, eval_batch_size, progress: as for `run`.
+        gpus: GPUs of each run, such as 0.5 for two runs on one.
         callbacks: further ones for every trainer.
         loaded: the base model and tokenizer that the last run has left, and
             what they are; None if there are none.
@@ -66,6 +68,7 @@ class Work:
     rewards: Sequence[Callable]
     eval_batch_size: int
     progress: Progress | None = None
+    gpus: float = 1.0
     callbacks: tuple[TrainerCallback, ...] = ()
     loaded: tuple | None = None
 
@@ -75,7 +78,7 @@ class Work:
     def __exit__(self, *error) -> None:
         """Free the memory of the last base model."""
         self.loaded = None
-        models.free_memory()
+        memory.free_memory()
 
     def take_base(
         self, settings: RunSettings
@@ -86,7 +89,7 @@ class Work:
         if found and found[0] == wanted and "one_base" in settings.levers:
             return found[1:]
         del found  # its memory, before the next one is loaded
-        models.free_memory()
+        memory.free_memory()
         return models.load_policy(*wanted)
 
     def leave_base(
@@ -100,9 +103,17 @@ class Work:
             wanted = settings.model, settings.load_in_4bit
             self.loaded = wanted, model, tokenizer
 
+    def resolve(
+        self, settings: RunSettings, tokenizer: PreTrainedTokenizerBase
+    ) -> memory.Resolved:
+        """What is decided for a run on its share of this machine."""
+        longest = longest_prompt(tokenizer, self.splits.train["prompt"])
+        share = memory.Share.of_gpus(self.gpus)
+        return memory.resolve(settings, longest, share)
+
     def evaluate(
         self,
-        settings: RunSettings,
+        resolved: memory.Resolved,
         tokenizer: PreTrainedTokenizerBase,
         policy: torch.nn.Module,
         path: Path,
@@ -110,8 +121,8 @@ class Work:
         """Write a policy's answers to the held-out questions to a file."""
         evaluation.evaluate(
             policy, tokenizer, self.splits.eval,
-            settings.max_completion_length, self.eval_batch_size,
-            levers=models.levers_in_force(settings),
+            resolved.settings.max_completion_length, self.eval_batch_size,
+            levers=resolved.levers,
         ).save(path)  # fmt: skip
 
 
@@ -140,7 +151,7 @@ def _stop_was_withdrawn(job: Job, target: int, work: Work) -> bool:
     try:
         if job.stop_requested:
             raise StoppedByHand
-        note_environment(job.directory, job.settings)
+        note_environment(job.directory)
         _train_and_evaluate(job, target, work)
     except StoppedByHand:
         if not job.stop_requested:
@@ -159,18 +170,20 @@ def _train_and_evaluate(job: Job, target: int, work: Work) -> None:
     settings, directory = job.settings, job.directory
     refuse_full_disk(directory)
     model, tokenizer = work.take_base(settings)
-    evaluate = functools.partial(work.evaluate, settings, tokenizer)
+    resolved = work.resolve(settings, tokenizer)
+    _note_levers(directory, resolved.levers)
+    evaluate = functools.partial(work.evaluate, resolved, tokenizer)
     base = base_path(directory)
     # Wanted for the comparison, not for the training: while another worker
     # is at it, this one need not wait.
     _once(base, functools.partial(evaluate, model), wait=False)
-    trainer = _train(job, target, work, model, tokenizer)
+    trainer = _train(job, target, work, resolved, model, tokenizer)
     if target < job.steps:
         evaluate(trainer.model, rung_path(directory, target))
     else:
         trainer.model.save_pretrained(directory / "adapter")
         evaluate(trainer.model, directory / "evaluation.json")
-    model = training.release(trainer)
+    model = training.detach_adapter(trainer)
     if target == job.steps:
         # That other worker may have been lost.
         _once(base, functools.partial(evaluate, model), wait=True)
@@ -182,6 +195,7 @@ def _train(
     job: Job,
     target: int,
     work: Work,
+    resolved: memory.Resolved,
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
 ) -> GRPOTrainer:
@@ -193,7 +207,7 @@ def _train(
     settings, directory = job.settings, job.directory
     with rewards_of(directory, work.rewards) as rewards:
         trainer = training.build_trainer(
-            settings, work.splits.train, rewards, directory, model, tokenizer,
+            resolved, work.splits.train, rewards, directory, model, tokenizer,
             work.progress and functools.partial(work.progress, settings),
             [
                 training.StopWhen(lambda step: job.stop_requested),
@@ -257,7 +271,7 @@ def _start_from_parent(directory: Path, arguments: object) -> None:
     start = _of_parent(directory)
     if start is None or training.last_checkpoint(directory) is not None:
         return
-    training.take_over(start, arguments)
+    training.warm_start(start, arguments)
     if training.last_checkpoint(directory) is None:
         raise LabError(
             f"The checkpoint in {directory / PARENT} is broken, so this clone "
@@ -270,28 +284,31 @@ def _of_parent(directory: Path) -> Path | None:
     return next((directory / PARENT).glob("checkpoint-*"), None)
 
 
-def note_environment(directory: Path, settings: RunSettings) -> None:
+def note_environment(directory: Path) -> None:
     """Add this start of a run to the list in `environment.json`.
 
     Its `step` is that of the checkpoint from which it goes on.
     """
-    levers = ()
-    with contextlib.suppress(LabError):  # no such model: loading it will tell
-        levers = models.levers_in_force(settings)
     starts = read_json(directory / "environment.json") or []
     starts.append(
         {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "versions": environment.versions(),
-            "device": models.device_memory().name,
+            "device": memory.device_memory().name,
             "threads": torch.get_num_threads(),
             "host": platform.node(),
             "process": os.getpid(),
             "step": _step_at(directory),
-            "levers": list(levers),
         }
     )
     write_json(directory / "environment.json", starts)
+
+
+def _note_levers(directory: Path, levers: Sequence[str]) -> None:
+    """Add what makes this start faster to its entry."""
+    path = directory / "environment.json"
+    *before, last = read_json(path)
+    write_json(path, [*before, last | {"levers": list(levers)}])
 
 
 def _step_at(directory: Path) -> int:
