@@ -54,7 +54,7 @@ def measure(workers: int, steps: int, place: Path) -> dict:
         pocket.data, train_rows=pocket.train_rows, eval_rows=pocket.eval_rows
     )
     cluster = PretendedCluster(1, cpus=workers) if workers else None
-    engine = {}
+    engine = {"workers": 1}
     if cluster:
         engine = {"engine": "ray", "address": cluster.address}
     started = time.monotonic()

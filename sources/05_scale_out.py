@@ -141,8 +141,9 @@ print(f"{len(settings)} runs of {steps} steps")
 #
 # The work is shared out like this:
 #
-# - **Ray** connects machines to a cluster and starts processes on them;
-# - **Ray Tune**, a part of it, gives each worker a run, gives the run to
+# - **Ray** connects machines to a cluster, starts processes on them and tells
+#   when one of them or its machine is lost;
+# - **the driver**, this process, gives each worker a run, gives the run to
 #   another worker if one is lost, and compares runs on the way;
 # - **our directories are the memory**. Each run writes its metrics and a
 #   checkpoint after every step, and the driver keeps nothing that is not in
@@ -406,12 +407,12 @@ print(f"{steps_made} steps instead of {4 * 24}")
 # %% [markdown]
 # This is the synchronous form
 # ([Jamieson and Talwalkar, 2016](https://arxiv.org/abs/1502.07943)): a rung is
-# decided when all runs are there. With `engine="process"` our grid does that.
+# decided when all runs are there. `grid.Halving` does that.
 #
 # On many workers it would be a waste: the fast ones wait for the slowest. The
 # **asynchronous** form, ASHA ([Li et al.,
 # 2018](https://arxiv.org/abs/1810.05934)), decides about each run when it
-# arrives, by what has arrived before it: with a factor of 2 it goes on if it
+# arrives, by what has arrived before it (`asynchronous=True`): with a factor of 2 it goes on if it
 # is at least as good as their median. The first one to arrive always goes on.
 # So the *order* counts:
 
@@ -457,7 +458,7 @@ figures.table(pd.DataFrame(rows, columns=columns))
 
 # %%
 first_rung = FIRST_RUNG or max(1, steps // 4)
-halving = grid.Halving(first=first_rung, factor=FACTOR)
+halving = grid.Halving(first_rung, FACTOR, asynchronous=True)
 rungs = halving.rungs(steps)
 print(f"Compared after {' and '.join(map(str, rungs))} of {steps} steps.")
 
@@ -620,17 +621,17 @@ print(f"{parent.name}, at step {parent.steps}, with {', '.join(changes)}")
 # by a part of its name.
 
 # %%
-from grpo_lab.grid import steering
+from grpo_lab.grid import control
 
 if not any(run.clone for run in grid.load(halved_dir).runs):
-    listed = list(steering.table(halved_dir)["run"])
+    listed = list(control.table(halved_dir)["run"])
     words = ["clone", str(1 + listed.index(parent.name)), "--warm"]
     for change in changes:
         words += ["--set", change]
     if STORAGE:  # that is where the checkpoints are
         words += ["--storage", STORAGE]
     terminal(*words, "--grid", str(halved_dir))
-print(f"{len(steering.table(halved_dir))} runs in this grid now")
+print(f"{len(control.table(halved_dir))} runs in this grid now")
 
 # %% [markdown]
 # No grid is at work right now, so the clone waits. Running the grid once more,
@@ -659,7 +660,7 @@ print(f"{clone.name}: {clone.status} at step {clone.steps}")
 
 # %%
 columns = ["number", "run", "state", "steps", "of", "accuracy", "parent"]
-listed = steering.table(halved_dir)[columns]
+listed = control.table(halved_dir)[columns]
 figures.table(listed, {"accuracy": "{:.1%}"})
 
 # %% [markdown]
@@ -940,14 +941,14 @@ import shutil
 from grpo_lab.errors import LabError
 
 winner_run = results.best
-folder = steering.clone(winner_run, {}, rewards=["correctness_reward"])
+folder = control.clone(winner_run, {}, rewards=["correctness_reward"])
 told = read_json(folder / "settings.json")["clone"]
 print(told)
 shutil.rmtree(folder)  # only to look at: the next run would train it
 
 refused = ""
 try:
-    steering.clone(winner_run, {}, rewards=["kindness_reward"])
+    control.clone(winner_run, {}, rewards=["kindness_reward"])
 except LabError as error:
     refused = str(error)
 print(textwrap.fill(refused, 79))

@@ -43,6 +43,14 @@ def one_thread():
 
 
 @pytest.fixture(autouse=True)
+def grids_train_here(monkeypatch):
+    """A grid trains in this process, unless a test asks for workers."""
+    from grpo_lab import environment
+
+    monkeypatch.setattr(environment, "usable_cores", lambda: 1)
+
+
+@pytest.fixture(autouse=True)
 def no_handler_left():
     """No code leaves a signal handler behind, which every fork inherits.
 

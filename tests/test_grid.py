@@ -25,7 +25,7 @@ from grpo_lab import evaluation, grid, models, training
 from grpo_lab.errors import LabError
 from grpo_lab.evaluation import Evaluation
 from grpo_lab.grid import plan
-from grpo_lab.grid.results import base_path
+from grpo_lab.grid.state import RunState
 from grpo_lab.profiles import RunSettings
 from rewards.options import with_options
 
@@ -372,7 +372,7 @@ def test_no_run_waits_for_a_base_model_that_another_evaluates(
     place = copy_of(whole, tmp_path)
     old = killed_grid.plan(both)
     new = dataclasses.replace(old[0], learning_rate=1e-4)
-    base = base_path(place / "runs" / whole.runs[0].directory.name)
+    base = RunState(place / "runs" / whole.runs[0].directory.name).base
     base.unlink()
     evaluated = count_calls(monkeypatch, evaluation, "evaluate")
 

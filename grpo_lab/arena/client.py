@@ -17,7 +17,6 @@ from pathlib import Path
 
 import psutil
 
-from grpo_lab.arena import engine as engines
 from grpo_lab.arena import experiment as experiments
 from grpo_lab.arena import job
 from grpo_lab.arena.deployments import Deployments
@@ -300,12 +299,14 @@ class LocalArena:
         environment.prepare()
         from grpo_lab.arena import submission
 
-        choice = engines.chosen(engine, cluster)
+        choice = experiments.chosen_engine(engine, cluster)
         name = experiment_name or self._next_name(manifest)
         there = resume and self.experiment_exists(name)
         if not there:
             self.store.refuse_taken("experiment", name)
-        before = engines.noted(self._experiment(name)) if there else {}
+        before = (
+            experiments.noted_engine(self._experiment(name)) if there else {}
+        )
         checked = submission.check(
             self.store,
             self.home,
@@ -325,7 +326,7 @@ class LocalArena:
         else:
             with self._new_folder("experiment", name) as (folder, record):
                 checked.write(folder)
-                engines.note(folder, choice)
+                experiments.note_engine(folder, choice)
                 record |= checked.record
             try:
                 job.start(self._experiment(name))
@@ -356,7 +357,7 @@ class LocalArena:
                 "OUTPUT_DIR."
             )
         if experiments.status(folder)["status"] not in (*ACTIVE, "done"):
-            engines.note(folder, choice)
+            experiments.note_engine(folder, choice)
             job.start(folder)
 
     def _next_name(self, source: Path | str | dict) -> str:
@@ -462,7 +463,7 @@ class LocalArena:
         Raises:
             LabError: it runs already, is done, or would get shorter.
         """
-        choice = engines.chosen(engine, cluster)
+        choice = experiments.chosen_engine(engine, cluster)
         folder = self._experiment(experiment_name)
         now = experiments.status(folder)
         if now["status"] in ACTIVE:
@@ -479,7 +480,7 @@ class LocalArena:
                 "further give more completions than it has had, such as "
                 f"max_steps={2 * self._budget(folder)}."
             )
-        engines.note(folder, choice)
+        experiments.note_engine(folder, choice)
         job.start(folder)
         return experiments.status(folder)
 

@@ -1,7 +1,7 @@
 """Stop, resume and clone runs of a grid, while it trains or afterwards.
 
 What is asked for is written into the grid's directory, from any process that
-sees it; whichever engine runs the grid looks there after each step and before
+sees it; whoever runs the grid looks there after each step and before
 each run. If none runs, it is done when the grid is run the next time.
 """
 
@@ -19,11 +19,11 @@ from grpo_lab import models, training
 from grpo_lab.errors import LabError
 from grpo_lab.files import read_json, write_json
 from grpo_lab.grid.fingerprint import file_fingerprint
-from grpo_lab.grid.jobs import job_at
 from grpo_lab.grid.mirror import Mirror
 from grpo_lab.grid.plan import run_name
 from grpo_lab.grid.results import Grid, Run, load
-from grpo_lab.grid.work import PARENT, REWARD_FILES
+from grpo_lab.grid.state import PARENT, RunState
+from grpo_lab.grid.train_run import REWARD_FILES
 from grpo_lab.profiles import RunSettings
 from rewards.contract import load_reward
 
@@ -57,7 +57,7 @@ def table(output_dir: Path | str) -> pd.DataFrame:
                 "run": run.name,
                 "state": _state(run),
                 "steps": run.steps,
-                "of": job_at(run.directory).steps,
+                "of": RunState(run.directory).steps,
                 "reward": _last(run, "reward"),
                 "accuracy": run.evaluation and run.evaluation.accuracy,
                 "parent": run.clone["parent"] if run.clone else "",
@@ -233,7 +233,7 @@ def _open(output_dir: Path | str) -> Grid:
 def _state(run: Run) -> str:
     if run.status != "unfinished":
         return run.status
-    return "training" if job_at(run.directory).is_held else "waiting"
+    return "training" if RunState(run.directory).is_held else "waiting"
 
 
 def _last(run: Run, column: str) -> float | None:
