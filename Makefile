@@ -8,7 +8,7 @@ INSTALLED := $(VENV)/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
-.PHONY: help demo lesson test test-fast test-slow notebooks lint setup
+.PHONY: help demo lesson test test-fast test-slow test-cpus notebooks lint setup
 .DEFAULT_GOAL := help
 
 help:
@@ -18,6 +18,7 @@ help:
 	@echo "make test         install, then the whole test suite"
 	@echo "make test-fast    units and static checks only"
 	@echo "make test-slow    what is too long for make test"
+	@echo "make test-cpus    the numeric tests as other CPUs would run them"
 	@echo "make notebooks    build notebooks/ and lite/ from sources/"
 	@echo "make lint         style of the code, and of what is built"
 	@echo ""
@@ -62,6 +63,10 @@ test-fast: $(INSTALLED)
 
 test-slow: $(INSTALLED)
 	$(BIN)/python -m pytest -m slow
+	$(BIN)/python tests/cpus.py
+
+test-cpus: $(INSTALLED)
+	$(BIN)/python tests/cpus.py
 
 notebooks: $(INSTALLED)
 	$(BIN)/python -m grpo_lab.build

@@ -35,11 +35,15 @@ TINY = {
 
 
 @pytest.fixture(scope="session", autouse=True)
-def one_thread():
-    """Sums in one order, so that two runs can be compared bit for bit."""
+def threads():
+    """CPU threads of torch: one, unless `make test-cpus` asks for more.
+
+    With more, two threads that add up parts of a sum still do so in one
+    order, so that runs of one process family stay equal bit for bit.
+    """
     import torch
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(int(os.environ.get("GRPO_LAB_TEST_THREADS", "1")))
 
 
 @pytest.fixture(autouse=True)

@@ -16,6 +16,8 @@ from grpo_lab.arena.evolution import Member, Rules
 from grpo_lab.arena.population import Plan, Population, Stopped
 from grpo_lab.data import load_splits
 
+pytestmark = pytest.mark.numeric
+
 
 def reward(completions, answer, **kwargs) -> list[float]:
     """Different characters, so that groups have a spread."""

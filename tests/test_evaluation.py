@@ -12,6 +12,8 @@ from grpo_lab import evaluation, models
 from grpo_lab.errors import LabError
 from grpo_lab.evaluation import Answer, Comparison, Evaluation
 
+pytestmark = pytest.mark.numeric
+
 # --- Statistics -------------------------------------------------------------
 
 

@@ -29,6 +29,8 @@ from grpo_lab.grid.state import RunState
 from grpo_lab.profiles import RunSettings
 from rewards.options import with_options
 
+pytestmark = pytest.mark.numeric
+
 
 def constant(completions, **kwargs) -> list[float]:
     return [1.0] * len(completions)

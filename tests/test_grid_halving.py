@@ -30,6 +30,8 @@ from grpo_lab.grid.state import RunState
 from grpo_lab.grid.train_run import GridTraining
 from grpo_lab.models import load_policy
 
+pytestmark = pytest.mark.numeric
+
 CHANGING = ["seconds", "memory_gib"]
 
 

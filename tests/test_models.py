@@ -33,6 +33,8 @@ from grpo_lab.profiles import (
 )
 from grpo_lab.prompts import REASONING_PROMPT, messages
 
+pytestmark = pytest.mark.numeric
+
 GATED = "meta-llama/Llama-3.2-1B-Instruct"
 MIRROR = "unsloth/Llama-3.2-1B-Instruct"
 

@@ -18,6 +18,8 @@ from grpo_lab.prompts import REASONING_PROMPT, THINK_PROMPT, messages
 from rewards import gold_number, is_correct
 from rewards.numbers import last_box
 
+pytestmark = pytest.mark.numeric
+
 KINDS = {**problems.WORD_KINDS, **problems.LATEX_KINDS}
 
 

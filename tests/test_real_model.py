@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 GSM8K = ROOT.parent / "shared" / "data" / "gsm8k"
 
 pytestmark = [
+    pytest.mark.numeric,
     pytest.mark.lesson,
     pytest.mark.skipif(
         not GSM8K.is_dir(), reason="no folder of GSM8K rows on this machine"

@@ -25,6 +25,8 @@ from grpo_lab.speed import levers
 from grpo_lab.speed import trainer as speed
 from rewards import FIVE_PART
 
+pytestmark = pytest.mark.numeric
+
 # --- The switch --------------------------------------------------------------
 
 

@@ -20,6 +20,8 @@ from grpo_lab.profiles import RunSettings
 from grpo_lab.speed import levers
 from grpo_lab.speed import trainer as speed
 
+pytestmark = pytest.mark.numeric
+
 
 @pytest.mark.parametrize(
     "chosen", [("shared_prefix",), ("zero_advantage",), tuple(levers.LEVERS)],

@@ -22,6 +22,8 @@ from grpo_lab.profiles import RunSettings
 from grpo_lab.speed import levers
 from rewards import FIVE_PART
 
+pytestmark = pytest.mark.numeric
+
 # --- Memory ------------------------------------------------------------------
 
 

@@ -23,6 +23,8 @@ from grpo_lab.errors import LabError
 from grpo_lab.speed import decoding, dequantised, levers
 from grpo_lab.speed.decoding import Sampling
 
+pytestmark = pytest.mark.numeric
+
 # --- Rollouts ----------------------------------------------------------------
 
 

@@ -24,6 +24,8 @@ from rewards.cookbook import COOKBOOK
 from rewards.health import FailureLimit, Outcome, report
 from rewards.options import with_options
 
+pytestmark = pytest.mark.numeric
+
 
 def variety(completions, **kwargs) -> list[float]:
     """Different characters, so that groups have a spread."""

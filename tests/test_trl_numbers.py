@@ -14,6 +14,8 @@ import torch
 from grpo_lab import trl_numbers
 from grpo_lab.errors import LabError
 
+pytestmark = pytest.mark.numeric
+
 REWARDS = [4.0, 3.5, 2.0, 0.0]
 ADVANTAGES = [0.9, 0.6, -0.2, -1.3]
 LOGPS = [[-0.1, -0.2, -0.3], [-0.5], [-0.4, -0.1], [-0.2, -0.7, -0.3, -0.1]]
