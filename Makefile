@@ -74,4 +74,5 @@ notebooks: $(INSTALLED)
 lint: $(INSTALLED)
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
+	$(BIN)/python -m mypy
 	$(BIN)/python -m grpo_lab.build --check

@@ -6,22 +6,19 @@ read). What can't be trained on, or would make the held-out accuracy a lie,
 is refused here, before any model is loaded.
 """
 
-import difflib
 import hashlib
 import json
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import datasets
-import pyarrow
-import pyarrow.parquet
-from huggingface_hub.errors import HTTPError
 
-from grpo_lab.errors import LabError
+from grpo_lab.errors import LabError, nearest
 from grpo_lab.pocket import problems
 from grpo_lab.prompts import REASONING_PROMPT, THINK_PROMPT, messages
+from grpo_lab.rows import as_text, read_hub, read_rows, short
 from rewards import gold_number
 from rewards.numbers import last_box
 from rewards.symbolic import unusable_golds
@@ -52,6 +49,11 @@ class Source:
     eval_split: str = "test"
     system_prompt: str = REASONING_PROMPT
     latex: bool = False
+
+    @property
+    def columns(self) -> tuple[str, str]:
+        """The columns that are read."""
+        return self.question, self.answer
 
     def has_gold(self, answer: str) -> bool:
         """Whether a reward can read the gold of this answer text."""
@@ -125,9 +127,9 @@ def load_splits(
     Args:
         source: a key of `SOURCES`.
         path: a local folder to read instead of the Hub, with the columns of
-            the source in `train.jsonl` and `test.jsonl`, or in parquet files
-            named as on the Hub. Without a test file, rows of the train file
-            are held out.
+            the source in `train` and `test`, each .jsonl, .parquet or .csv,
+            or in parquet files named as on the Hub. Without a test file, rows
+            of the train file are held out.
         train_rows, eval_rows: how many different questions, at least 1.
         seed: decides which rows are taken and in which order.
         system_prompt: the reader's own; "" takes the source's.
@@ -140,7 +142,6 @@ def load_splits(
         LabError: the source is unknown, can't be read, or can't be used.
     """
     chosen = _source(source)
-    _check_counts(train_rows, eval_rows)
     if path:
         train, held_out = _read_folder(path, chosen)
         described = f"{chosen.name} from the folder {path}"
@@ -156,7 +157,7 @@ def load_splits(
     _check_golds([*train, *held_out], chosen)
     if path and not held_out:
         described += f", {eval_rows} rows of its train file held out"
-        train, held_out = _hold_out(train, train_rows, eval_rows)
+        train, held_out = train[eval_rows:], train[:eval_rows]
     _check_overlap(train, held_out)
     if chosen.latex:
         train, unusable = _comparable(train, train_rows)
@@ -166,8 +167,8 @@ def load_splits(
                 f", {unusable + more} rows left out whose gold no answer "
                 "could be compared with"
             )
-    train = _take(train, train_rows, "training", "TRAIN_ROWS")
-    held_out = _take(held_out, eval_rows, "evaluation", "EVAL_ROWS")
+    train = _take(train, train_rows, "TRAIN_ROWS")
+    held_out = _take(held_out, eval_rows, "EVAL_ROWS")
     prompt = system_prompt or chosen.system_prompt
     splits = _dataset(train, prompt), _dataset(held_out, prompt)
     return Splits(*splits, described, fingerprint(*splits))
@@ -176,21 +177,12 @@ def load_splits(
 def _source(name: str) -> Source:
     if name in SOURCES:
         return SOURCES[name]
-    near = difflib.get_close_matches(name.lower(), SOURCES, n=1, cutoff=0.3)
+    near = nearest(name, SOURCES) or "gsm8k"
     raise LabError(
         f"There is no data source {name!r}; the sources are "
-        f"{', '.join(SOURCES)}. Type {near[0] if near else 'gsm8k'!r}, and "
+        f"{', '.join(SOURCES)}. Type {near!r}, and "
         "set DATA_PATH as well to read your own files in that form."
     )
-
-
-def _check_counts(train_rows: int, eval_rows: int) -> None:
-    for name, rows in (("TRAIN_ROWS", train_rows), ("EVAL_ROWS", eval_rows)):
-        if rows < 1:
-            raise LabError(
-                f"{name} is {rows}, but a run needs questions to train on "
-                f"and questions to be measured on. Type {name} = 100."
-            )
 
 
 # --- Reading ----------------------------------------------------------------
@@ -208,8 +200,8 @@ def _generate(
         ]
     except ValueError as error:
         raise LabError(
-            f"The source {source.name!r} can't make that many different "
-            f"questions. {error} Lower TRAIN_ROWS or EVAL_ROWS."
+            f"The source {source.name!r} has too few different questions. "
+            f"{error} Change TRAIN_ROWS or EVAL_ROWS."
         ) from error
     train, held_out = (
         [
@@ -225,15 +217,6 @@ def _row(raw: dict, source: Source) -> Row:
     return {"question": raw[source.question], "answer": raw[source.answer]}
 
 
-HUB_ERRORS = (
-    OSError,
-    ValueError,
-    datasets.exceptions.DatasetsError,
-    HTTPError,
-)
-"""What `datasets` raises when it can't reach, find or read a data set."""
-
-
 def _read_hub(source: Source) -> tuple[list[Row], list[Row]]:
     """Both splits of the pinned revision, without what can't be used.
 
@@ -241,28 +224,26 @@ def _read_hub(source: Source) -> tuple[list[Row], list[Row]]:
     gold, and questions of the train split that the eval split has too, are
     left out instead of refused.
     """
-    try:
-        loaded = datasets.load_dataset(
-            source.hub_id, source.config, revision=source.revision
-        )
-    except HUB_ERRORS as error:
-        reason = " ".join(str(error).split())
-        raise LabError(
-            f"The data set {source.hub_id} can't be had from the Hub: "
-            f"{reason}. Connect to the internet and try again; or download "
-            f"its files {source.train_split}.jsonl and "
-            f"{source.eval_split}.jsonl (or the parquet files) elsewhere and "
-            "type DATA_PATH = 'their folder'; or type PROFILE = 'pocket', "
-            "which needs no network."
-        ) from error
+    advice = (
+        f"download its files {source.train_split}.jsonl and "
+        f"{source.eval_split}.jsonl (or the parquet files) elsewhere and "
+        "type DATA_PATH = 'their folder'; or type PROFILE = 'pocket', which "
+        "needs no network."
+    )
     train, held_out = (
         [
             row
-            for row in (_row(raw, source) for raw in loaded[split])
+            for row in (_row(raw, source) for raw in raw_rows)
             if source.has_gold(row["answer"])
         ]
-        for split in (source.train_split, source.eval_split)
-    )
+        for raw_rows, _ in (
+            read_hub(
+                source.hub_id, source.config, split, source.revision,
+                source.columns, advice,
+            )
+            for split in (source.train_split, source.eval_split)
+        )
+    )  # fmt: skip
     taken = {normalised(row["question"]) for row in held_out}
     train = [row for row in train if normalised(row["question"]) not in taken]
     return train, held_out
@@ -275,22 +256,18 @@ def _read_folder(path: str, source: Source) -> tuple[list[Row], list[Row]]:
         LabError: nothing to read there, or something unreadable.
     """
     folder = Path(path).expanduser()
-    if not folder.is_dir():
-        what = "is a file" if folder.exists() else "does not exist"
-        raise LabError(
-            f"DATA_PATH = {path!r} {what}, but it must be a folder with "
-            f"{source.train_split}.jsonl and {source.eval_split}.jsonl in "
-            "it. Type the path of that folder, or DATA_PATH = '' to load "
-            "from the Hub."
-        )
+    names = [item.name for item in folder.iterdir()] if folder.is_dir() else []
     train_files = _files(folder, source.train_split)
     if not train_files:
-        names = sorted(item.name for item in folder.iterdir())
+        what = "a folder" if folder.is_dir() else "a file"
+        what = what if folder.exists() else "nothing that exists"
         raise LabError(
-            f"The data folder {path} has no training questions: it holds "
-            f"{', '.join(names[:5]) or 'nothing'}, and "
-            f"{source.train_split}.jsonl or {source.train_split}.parquet is "
-            "needed. Put the file there, or type another DATA_PATH."
+            f"DATA_PATH = {path!r} names {what}, and it must be a folder with "
+            f"{source.train_split}.jsonl, .parquet or .csv in it, and with "
+            f"{source.eval_split}.jsonl beside it. It holds "
+            f"{', '.join(sorted(names)[:5]) or 'nothing'}. Put the file "
+            "there, type another DATA_PATH, or DATA_PATH = '' to load from "
+            "the Hub."
         )
     return tuple(
         [row for file in files for row in _read_file(file, source)]
@@ -301,103 +278,28 @@ def _read_folder(path: str, source: Source) -> tuple[list[Row], list[Row]]:
 def _files(folder: Path, split: str) -> list[Path]:
     """The files of a split, named as on the Hub; [] if there are none."""
     for place in (folder, folder / "main"):
-        for pattern in (
-            f"{split}.jsonl",
-            f"{split}.parquet",
-            f"{split}-*-of-*.parquet",
-        ):
-            if found := sorted(place.glob(pattern)):
+        for ending in (".jsonl", ".parquet", "-*-of-*.parquet", ".csv"):
+            if found := sorted(place.glob(split + ending)):
                 return found
     return []
 
 
 def _read_file(file: Path, source: Source) -> list[Row]:
-    read = read_jsonl if file.suffix == ".jsonl" else _read_parquet
-    raw_rows = list(read(file))
-    if not raw_rows:
-        raise LabError(
-            f"{file} has no rows. Put one question with its answer into "
-            "each row, or type another DATA_PATH."
-        )
-    return [
-        _checked_row(raw, source, f"row {number} of {file}")
-        for number, raw in enumerate(raw_rows, start=1)
-    ]
-
-
-def read_jsonl(file: Path) -> Iterator[dict]:
-    """The objects of a file with one JSON object per line, one by one.
-
-    Blank lines are passed over, and so is a mark of the byte order.
-
-    Raises:
-        LabError: it can't be read, or a line is no object.
-    """
-    try:
-        # utf-8-sig also reads the mark that some editors put first.
-        with file.open(encoding="utf-8-sig") as lines:
-            for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    yield _object(line, f"Line {number} of {file}")
-    except (OSError, UnicodeDecodeError) as error:
-        raise LabError(
-            f"{file} can't be read as UTF-8 text: {error}. Save it again as "
-            "UTF-8, one JSON object per line."
-        ) from error
-
-
-def _object(line: str, where: str) -> dict:
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise LabError(
-            f"{where} is no valid JSON: {error}. Each line must be one "
-            "object; mend or delete that line."
-        ) from error
-    if not isinstance(value, dict):
-        raise LabError(
-            f"{where} is {line.strip()[:40]!r}, but each line must be one "
-            'JSON object such as {"question": "9 + 9?", "answer": "18"}. '
-            "Mend or delete that line."
-        )
-    return value
-
-
-def _read_parquet(file: Path) -> list[dict]:
-    try:
-        return pyarrow.parquet.read_table(file, partitioning=None).to_pylist()
-    except (OSError, pyarrow.ArrowException) as error:
-        raise LabError(
-            f"{file} can't be read as parquet: {error}. Download or write "
-            "it again."
-        ) from error
-
-
-def _checked_row(raw: dict, source: Source, where: str) -> Row:
-    """A row of the learner's own, with texts in it.
-
-    Raises:
-        LabError: a column is missing, or does not hold what it should.
-    """
-    missing = [c for c in (source.question, source.answer) if c not in raw]
-    if missing:
-        raise LabError(
-            f"The columns of {where} are {', '.join(raw) or 'none'}, but "
-            f"{' and '.join(missing)} must be there too: the data source "
-            f"{source.name!r} reads the question from {source.question!r} "
-            f"and its answer from {source.answer!r}. Rename yours, or choose "
-            "the source with your names."
-        )
-    row = _row(raw, source)
-    if isinstance(row["answer"], int | float):
-        row["answer"] = str(row["answer"])
-    for column, value in row.items():
-        if not isinstance(value, str) or not value.strip():
-            raise LabError(
-                f"The {column} in {where} is {value!r:.40}, but it must be "
-                "text. Mend or delete that row."
-            )
-    return row
+    """The rows of a learner's own file, all of which must be usable."""
+    rows = []
+    for number, raw in enumerate(read_rows(file, source.columns), start=1):
+        row = _row(raw, source)
+        row["answer"] = as_text(row["answer"])
+        for column in row:
+            if not isinstance(row[column], str) or not row[column].strip():
+                value = _row(raw, source)[column]
+                raise LabError(
+                    f"The {column} in row {number} of {file} is "
+                    f"{short(value, 40)}, but it must be text. Mend or delete "
+                    "that row."
+                )
+        rows.append(row)
+    return rows
 
 
 # --- Checking ---------------------------------------------------------------
@@ -466,25 +368,12 @@ def _check_overlap(train: list[Row], held_out: list[Row]) -> None:
         )
 
 
-def _hold_out(
-    rows: list[Row], train_rows: int, eval_rows: int
-) -> tuple[list[Row], list[Row]]:
-    """Split rows of one file into training and evaluation."""
-    if len(rows) < train_rows + eval_rows:
+def _take(rows: list[Row], count: int, name: str) -> list[Row]:
+    if not 1 <= count <= len(rows):
         raise LabError(
-            f"The train file has {len(rows)} different questions and there "
-            f"is no test file, so TRAIN_ROWS = {train_rows} and EVAL_ROWS = "
-            f"{eval_rows} together ask for too many. Lower one of them, or "
-            "add a test file."
-        )
-    return rows[eval_rows:], rows[:eval_rows]
-
-
-def _take(rows: list[Row], count: int, use: str, knob: str) -> list[Row]:
-    if len(rows) < count:
-        raise LabError(
-            f"{knob} = {count}, but there are only {len(rows)} different "
-            f"questions for {use}. Type {knob} = {len(rows)}, or add rows."
+            f"{name} is {count}, but there are {len(rows)} different "
+            f"questions for it, and at least 1 is needed. Type {name} = "
+            f"{len(rows) or 1}, or add rows."
         )
     return rows[:count]
 

@@ -4,9 +4,15 @@ import contextlib
 import csv
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
+import filelock
+
 from grpo_lab.errors import LabError
+
+LOCK = ".lock"
+"""In a directory that `hold` was called for."""
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -55,6 +61,33 @@ def read_json(path: Path) -> dict | None:
             "it so. Put a good copy of it back; or delete it and go on: what "
             "can be computed again will be."
         ) from error
+
+
+@contextlib.contextmanager
+def hold(directory: Path) -> Iterator[None]:
+    """Make a directory, and work in it as the only process.
+
+    Raises:
+        LabError: another one does, or it can't be written to.
+    """
+    lock = filelock.FileLock(directory / LOCK, timeout=0)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except filelock.Timeout:
+        raise LabError(
+            f"Another process is at work in {directory} right now. Wait for "
+            "it, stop it, or choose another directory with --output."
+        ) from None
+    except OSError as error:
+        raise LabError(
+            f"{directory} can't be used: {error.strerror}. Choose a "
+            "directory that you may write to with --output."
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def last_line(log: Path) -> str:

@@ -15,31 +15,29 @@ the notebook as far as it got is on disk.
 see `grpo_lab.sweep`. A notebook of that name is `./sweep`.
 
 Exit codes: 0 all is well, 1 the lesson failed, 2 the input is wrong, 124 a
-time limit was reached.
+time limit was reached, 130 Ctrl-C, 143 SIGTERM.
 """
 
 import argparse
-import contextlib
 import json
 import signal
 import sys
 import threading
 import time
-import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import nbformat
 import papermill
-import psutil
 from jupyter_client import AsyncKernelManager
 from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
 from nbclient.exceptions import CellTimeoutError
 from nbconvert import HTMLExporter
 from nbformat import NotebookNode
 
+from grpo_lab import processes
 from grpo_lab.errors import LabError
-from grpo_lab.files import readable
+from grpo_lab.files import LOCK, hold, readable, write_whole
 from grpo_lab.parameters import declared_names, resolve
 
 RUNS = Path("runs")  # below the working directory
@@ -57,15 +55,18 @@ ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     "MPLBACKEND": "module://matplotlib_inline.backend_inline",
 }
-MARK = "GRPO_LAB_RUN"  # in the environment of every process of a run
 
 
 class LessonFailed(LabError):
     """A cell raised, or the kernel died."""
 
+    exit_code = 1
+
 
 class TimeIsUp(LabError):
     """The lesson, or one of its cells, took longer than it may."""
+
+    exit_code = 124
 
 
 def run(
@@ -96,24 +97,27 @@ def run(
         LabError: wrong input; nothing was started.
         LessonFailed, TimeIsUp: the executed part is on disk.
     """
-    declared = declared_in(read(lesson))
+    if not (time_limit > 0 and (cell_time_limit or 1) > 0):
+        raise LabError("A time limit is a number of seconds, more than 0.")
+    declared = declared_in(lesson)
     values = resolve(declared, given)
     folder = _folder(lesson, output, resume)
     if "OUTPUT_DIR" in declared:
         values.setdefault("OUTPUT_DIR", str(folder / "run"))
-    folder.mkdir(parents=True, exist_ok=True)
     executed = folder / lesson.name
-    _execute(lesson, executed, values, time_limit, cell_time_limit)
-    page, _ = HTMLExporter().from_filename(str(executed))
-    executed.with_suffix(".html").write_text(page, encoding="utf-8")
+    page = executed.with_suffix(".html")
+    with hold(folder):
+        page.unlink(missing_ok=True)  # it says that the run has ended well
+        _execute(lesson, executed, values, time_limit, cell_time_limit)
+        write_whole(page, HTMLExporter().from_filename(str(executed))[0])
     return executed
 
 
-def read(lesson: Path) -> NotebookNode:
-    """The notebook of a lesson.
+def declared_in(lesson: Path) -> dict[str, str]:
+    """The parameters of a lesson, as name -> type.
 
     Raises:
-        LabError: there is none, or the file is no notebook.
+        LabError: there is no such file, or it is no notebook.
     """
     if not lesson.is_file():
         raise LabError(
@@ -128,11 +132,6 @@ def read(lesson: Path) -> NotebookNode:
             f"{lesson} is no Jupyter notebook ({type(error).__name__}). Give "
             "a file such as lite/03_grid_search.ipynb."
         ) from error
-    return notebook
-
-
-def declared_in(notebook: NotebookNode) -> dict[str, str]:
-    """The parameters of a lesson, as name -> type."""
     for cell in notebook.cells:
         if "parameters" in cell.metadata.get("tags", ()):
             return declared_names(cell.source)
@@ -146,15 +145,14 @@ def _folder(lesson: Path, output: Path | None, resume: bool) -> Path:
         return folder
     if not folder.is_dir():
         raise LabError(f"{folder} is a file: give --output a directory.")
-    present = sorted(folder.iterdir())
-    others = [p for p in present if p.suffix == ".ipynb"]
-    others = [p.name for p in others if p.name != lesson.name]
+    names = sorted(path.name for path in folder.iterdir())
+    others = [n for n in names if n.endswith(".ipynb") and n != lesson.name]
     if others:
         raise LabError(
             f"{folder} belongs to another lesson ({others[0]}): give "
             f"{lesson.name} a directory of its own with --output."
         )
-    if present and not resume:
+    if names not in ([], [LOCK]) and not resume:
         raise LabError(
             f"{folder} holds an earlier run. Add --resume to go on there, or "
             "give --output a new directory."
@@ -178,18 +176,19 @@ def _execute(
     time_limit: float,
     cell_time_limit: float | None,
 ) -> None:
-    mark = uuid.uuid4().hex
+    place = [executed.parent]
     finished, expired = threading.Event(), threading.Event()
 
     def watch() -> None:
         if not finished.wait(time_limit):
             expired.set()
-            _end_processes(mark)
+            processes.end_marked(place)
             # A process may have been about to start others, or the kernel
             # about to start: make sure until papermill has noticed.
             while not finished.wait(0.5):
-                _end_processes(mark)
+                processes.end_marked(place)
 
+    processes.end_marked(place)  # what a run that was killed has left
     threading.Thread(target=watch, daemon=True).start()
     so_far = f"The notebook as far as it got is {executed}"
     try:
@@ -199,7 +198,7 @@ def _execute(
             parameters=values,
             kernel_name="python3",
             language="python",
-            kernel_manager_class=_kernel_manager({**ENVIRONMENT, MARK: mark}),
+            kernel_manager_class=_kernel_manager(executed.parent),
             cwd=Path.cwd(),
             progress_bar=False,
             execution_timeout=cell_time_limit,
@@ -209,8 +208,8 @@ def _execute(
         )
     except papermill.PapermillExecutionError as error:
         raise LessonFailed(
-            f"{lesson} stopped in cell [{error.exec_count}] with "
-            f"{error.ename}: {error.evalue}\n{so_far}."
+            f"{so_far}.\n{lesson} stopped in cell [{error.exec_count}] with "
+            f"{error.ename}: {error.evalue}"
         ) from error
     except CellTimeoutError as error:
         raise TimeIsUp(
@@ -232,7 +231,7 @@ def _execute(
         ) from error
     finally:
         finished.set()
-        _end_processes(mark)
+        processes.end_marked(place)
 
 
 def _escaped(path: Path) -> str:
@@ -241,8 +240,8 @@ def _escaped(path: Path) -> str:
     return text.replace("{", "{{").replace("}", "}}")
 
 
-def _kernel_manager(environment: dict[str, str]) -> type[AsyncKernelManager]:
-    """A manager whose kernel is this interpreter.
+def _kernel_manager(folder: Path) -> type[AsyncKernelManager]:
+    """A manager whose kernel is this interpreter, for a run in a folder.
 
     A kernel called `python3` that was installed for the user may belong to
     another environment, and its environment variables aren't ours.
@@ -253,7 +252,7 @@ def _kernel_manager(environment: dict[str, str]) -> type[AsyncKernelManager]:
         + ["--log-level=ERROR", "-f", "{connection_file}"],
         display_name="Python 3",
         language="python",
-        env=environment,
+        env={**ENVIRONMENT, processes.MARK: str(folder.resolve())},
     )
 
     class ThisPython(KernelSpecManager):
@@ -265,16 +264,6 @@ def _kernel_manager(environment: dict[str, str]) -> type[AsyncKernelManager]:
             super().__init__(kernel_spec_manager=ThisPython(), **settings)
 
     return LessonKernel
-
-
-def _end_processes(mark: str) -> None:
-    """Kill the kernel and whatever it started, in any session or group."""
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(MARK) == mark:
-                process.kill()
-        except psutil.Error:  # gone meanwhile, or another user's
-            continue
 
 
 def _announcer() -> Callable[..., None]:
@@ -308,48 +297,8 @@ def _report(executed: Path) -> str:
     return "\n".join(lines)
 
 
-@contextlib.contextmanager
-def _termination_as_exit() -> Iterator[None]:
-    """Turn SIGTERM into SystemExit, so that the kernel is ended as well.
-
-    The caller's handler comes back: a process that is forked later would
-    inherit ours, and one that is about to wait in C code may never run it.
-    """
-    before = signal.signal(signal.SIGTERM, _stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _stop(signal_number: int, frame: object) -> None:
-    sys.exit(128 + signal_number)
-
-
-def positive_seconds(text: str) -> float:
-    """What argparse makes of a time limit."""
-    seconds = float(text)
-    if not seconds > 0:
-        raise argparse.ArgumentTypeError("a time limit is more than 0 s")
-    return seconds
-
-
-def parser_of(
-    prog: str, description: str, parameter: str, resume: str
-) -> argparse.ArgumentParser:
-    """What a run and a sweep of a lesson have in common on a command line.
-
-    Args:
-        prog: what is typed before the options.
-        description: what it does, in a sentence.
-        parameter: what -p is for.
-        resume: what --resume is for.
-
-    Returns:
-        A parser of `lesson`, `parameters` (name and text of each), `output`
-        and `resume`; the caller adds its own options.
-    """
-    parser = argparse.ArgumentParser(prog=prog, description=description)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that a run and a sweep of a lesson have in common."""
     parser.add_argument("lesson", type=Path, help="the notebook to run")
     parser.add_argument(
         "-p",
@@ -358,38 +307,38 @@ def parser_of(
         action="append",
         default=[],
         metavar=("NAME", "VALUE"),
-        help=f"{parameter}; a list is written '[1, 2]' or a,b",
+        help="set a parameter; a list is written '[1, 2]' or a,b",
     )
     parser.add_argument(
         "--output",
         type=Path,
         help="a new directory (default: the next number below runs/)",
     )
-    parser.add_argument("--resume", action="store_true", help=resume)
-    return parser
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = parser_of(
-        "python -m grpo_lab.runner",
-        "Run a lesson headless, with its parameters checked.",
-        "set a parameter",
-        "go on in the output directory of an earlier run",
-    )
-    parser.epilog = (
-        "`%(prog)s sweep LESSON --vary NAME VALUE ...` runs it once for each "
-        "combination of values: see `%(prog)s sweep --help`."
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on in the output directory of an earlier run",
     )
     parser.add_argument(
         "--time-limit",
-        type=positive_seconds,
+        type=float,
         default=DAY,
         metavar="S",
-        help="seconds for the whole lesson (default: a day)",
+        help="seconds for a whole lesson (default: a day)",
     )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m grpo_lab.runner",
+        description="Run a lesson headless, with its parameters checked.",
+        epilog="`%(prog)s sweep LESSON --vary NAME VALUE ...` runs it once "
+        "for each combination of values: see `%(prog)s sweep --help`.",
+    )
+    add_options(parser)
     parser.add_argument(
         "--cell-time-limit",
-        type=positive_seconds,
+        type=float,
         metavar="S",
         help="seconds for each cell (default: none)",
     )
@@ -398,14 +347,13 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     """The command line; see the exit codes at the top."""
-    argv = sys.argv[1:] if argv is None else argv
-    if argv[:1] == ["sweep"]:
-        from grpo_lab import sweep  # which imports this module
-
-        return sweep.main(argv[1:])
     arguments = _parser().parse_args(argv)
     try:
-        with _termination_as_exit():
+        # SystemExit, so that the kernel is ended as well.
+        with processes.on_signals(
+            processes.ENDING, lambda number: sys.exit(128 + number)
+        ):
+            processes.end_with_parent()
             executed = run(
                 arguments.lesson,
                 dict(arguments.parameters),
@@ -414,15 +362,9 @@ def main(argv: list[str] | None = None) -> int:
                 arguments.time_limit,
                 arguments.cell_time_limit,
             )
-    except TimeIsUp as error:
-        print(f"\n{error}", file=sys.stderr)
-        return 124
-    except LessonFailed as error:
-        print(f"\n{error}", file=sys.stderr)
-        return 1
     except LabError as error:
         print(error, file=sys.stderr)
-        return 2
+        return error.exit_code
     except KeyboardInterrupt:
         print("\nInterrupted; --resume goes on from here.", file=sys.stderr)
         return 128 + signal.SIGINT
@@ -431,4 +373,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from grpo_lab.cli import main as choose
+
+    first = [] if sys.argv[1:2] == ["sweep"] else ["run"]
+    sys.exit(choose([*first, *sys.argv[1:]]))

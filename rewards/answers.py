@@ -26,6 +26,9 @@ Every pattern here runs in linear time, whatever the text.
 import functools
 import json
 import re
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
 
 from rewards.batch import RewardError, completion_texts
 from rewards.health import Outcome
@@ -110,7 +113,7 @@ _NO_GOLD = frozenset(
 )
 
 
-def first_turn(text):
+def first_turn(text: str) -> str:
     """Return `text` up to the first end-of-turn token.
 
     >>> first_turn("<answer>18</answer><|im_end|>\\n<answer>5</answer>")
@@ -119,7 +122,7 @@ def first_turn(text):
     return _END_OF_TURN.split(text, maxsplit=1)[0]
 
 
-def read_turns(completions, prefilled=""):
+def read_turns(completions: Sequence[Any], prefilled: str = "") -> list[str]:
     r"""Return what the policy said in each completion of a batch, as texts.
 
     `completions` is what a trainer hands over, the result has one string for
@@ -148,7 +151,7 @@ def read_turns(completions, prefilled=""):
     ]
 
 
-def extract_answer(completion, policy="tagged"):
+def extract_answer(completion: str, policy: str = "tagged") -> str | None:
     r"""Return the answer that `completion` gives, as text, or None.
 
     `completion` is a string, `policy` one of POLICIES (see the head of this
@@ -194,7 +197,7 @@ def extract_answer(completion, policy="tagged"):
     return _what_stands_last(text)
 
 
-def gold_answer(gold):
+def gold_answer(gold: Any) -> str | None:
     r"""Return the answer that a gold states, as text, or None.
 
     `gold` is a number, a solution that ends with GSM8K's ``#### N``, one that
@@ -230,7 +233,7 @@ def gold_answer(gold):
     return _gold_text(str(gold))
 
 
-def gold_number(gold):
+def gold_number(gold: Any) -> Fraction | None:
     r"""Return the number in a gold answer as a Fraction, or None.
 
     `gold` is what `gold_answer` takes. None means that its answer can't be
@@ -251,7 +254,9 @@ def gold_number(gold):
     return _gold_value(gold_answer(gold) or "")
 
 
-def is_correct(completion, gold, policy="tagged"):
+def is_correct(
+    completion: str, gold: Any, policy: str = "tagged"
+) -> bool | None:
     """Tell whether the answer in `completion` equals the gold number.
 
     Returns True, False, or None when the gold can't be read: then nobody
@@ -273,7 +278,7 @@ def is_correct(completion, gold, policy="tagged"):
     return None if outcome is Outcome.NO_GOLD else outcome is Outcome.RIGHT
 
 
-def compare_numbers(answer, gold):
+def compare_numbers(answer: str | None, gold: Any) -> Outcome:
     """Return what became of an answer, as a `health.Outcome`.
 
     `answer` is the text that `extract_answer` gives, `gold` what
@@ -299,21 +304,23 @@ def compare_numbers(answer, gold):
     return Outcome.WRONG
 
 
-def _readings(answer):
+def _readings(answer: str) -> list[Fraction]:
     """Return the numbers that stand around a sign or behind a letter."""
     answer = _OPTION_LETTER.sub("", answer, count=1)
     numbers = map(parse_number, readings(answer))
     return [number for number in numbers if number is not None]
 
 
-def _percent(answer, gold, number, expected):
+def _percent(
+    answer: str, gold: str, number: Fraction, expected: Fraction
+) -> bool:
     """50% is 50 on some pages and 0.5 on others: either is right."""
     if has_percent(answer):
         return not has_percent(gold) and number == 100 * expected
     return has_percent(gold) and expected == 100 * number
 
 
-def _after_reasoning(text):
+def _after_reasoning(text: str) -> str:
     """Return what follows the last reasoning tag; "" if that tag opens."""
     tags = list(_REASONING_TAG.finditer(text))
     if not tags:
@@ -322,7 +329,7 @@ def _after_reasoning(text):
     return text[tags[-1].end() :] if closes else ""
 
 
-def _last_closed_answer(text):
+def _last_closed_answer(text: str) -> str | None:
     """Return what is in the last <answer> directly followed by </answer>."""
     answer = opener = None
     for tag in _ANSWER_TAG.finditer(text):
@@ -336,7 +343,7 @@ def _last_closed_answer(text):
 # --- Final statements -------------------------------------------------------
 
 
-def _final_statement(text):
+def _final_statement(text: str) -> str | None:
     """Return the box or the labelled statement that stands last, or None."""
     box = box_statement(text)
     label = _last_labelled(text)
@@ -345,7 +352,7 @@ def _final_statement(text):
     return (box or label or (0, None))[1]
 
 
-def _last_labelled(text):
+def _last_labelled(text: str) -> tuple[int, str | None] | None:
     """Return (position, text) of the last label that a statement follows.
 
     A label without one ("Answer: let us see", a heading "#### Step") states
@@ -353,7 +360,9 @@ def _last_labelled(text):
     """
     labels = list(_LABEL.finditer(text))[-MAX_LABELS:]
     for label in reversed(labels):
-        start = _LABEL_END.match(text, label.end()).end()
+        end_of_label = _LABEL_END.match(text, label.end())
+        assert end_of_label  # it matches nothing, too
+        start = end_of_label.end()
         statement, end = _sentence(text, start)
         if parse_number(statement) is not None or _is_maths(statement):
             return label.start(), statement
@@ -367,7 +376,7 @@ def _last_labelled(text):
     return None
 
 
-def _sentence(text, start):
+def _sentence(text: str, start: int) -> tuple[str, int]:
     """Return the sentence at `start` without its marks, and where it ends.
 
     What is in brackets or between dollar signs belongs together. A sentence
@@ -384,14 +393,14 @@ def _sentence(text, start):
     return rest.strip(" *_`"), len(text)
 
 
-def _is_maths(text):
+def _is_maths(text: str) -> bool:
     """Tell whether a sentence is maths, or the letter of an option."""
     return bool(not _words(text) and _NUMERAL_OR_SIGN.search(text)) or bool(
         _OPTION.fullmatch(text)
     )
 
 
-def _is_short(text):
+def _is_short(text: str) -> bool:
     """Tell whether a sentence is a few words that can be an answer."""
     words = _words(text)
     return (
@@ -404,7 +413,7 @@ def _is_short(text):
     )
 
 
-def _words(text):
+def _words(text: str) -> list[str]:
     """Return the plain words in a text: no LaTeX and nothing in `$...$`."""
     for start, end, _ in reversed(_maths_segments(text)):
         text = f"{text[:start]} $ {text[end:]}"
@@ -415,7 +424,7 @@ def _words(text):
 # --- Maths in a text --------------------------------------------------------
 
 
-def _maths_segments(text):
+def _maths_segments(text: str) -> list[tuple[int, int, str]]:
     r"""Return (start, end, content) of each `$...$`, `\(...\)` and the like.
 
     >>> _maths_segments(r"so $x = 5$ and \(y\), but $5, $6 or $7-$8")
@@ -435,7 +444,7 @@ def _maths_segments(text):
     return segments
 
 
-def _between_dollars(content, after):
+def _between_dollars(content: str, after: str) -> bool:
     """Tell whether two dollar signs enclose maths, and are no two prices."""
     inner = content.strip()
     return (
@@ -449,7 +458,7 @@ def _between_dollars(content, after):
     )
 
 
-def _bare(text):
+def _bare(text: str) -> str:
     """Return `text` without dollar signs that enclose all of it."""
     text = text.strip()
     segments = _maths_segments(text)
@@ -458,7 +467,7 @@ def _bare(text):
     return text
 
 
-def _what_stands_last(text):
+def _what_stands_last(text: str) -> str | None:
     """Return the maths or the number that stands last in a text, or None."""
     line = text.strip()
     if "\n" not in line and len(line) <= MAX_STATEMENT_CHARS:
@@ -474,7 +483,7 @@ def _what_stands_last(text):
     return number
 
 
-def _last_number(text):
+def _last_number(text: str) -> tuple[int, str | None]:
     """Return (position, word) of the last word with a digit, or (-1, None).
 
     The whole word, so that "5x+3" does not pass for 3, but only what follows
@@ -499,7 +508,7 @@ _gold_value = functools.lru_cache(maxsize=4096)(parse_number)
 
 
 @functools.lru_cache(maxsize=4096)  # each gold is asked for once a completion
-def _gold_text(text):
+def _gold_text(text: str) -> str | None:
     _, marker, after = text.rpartition("####")
     answer = _final_statement(after if marker else text)
     if answer is None:
@@ -508,14 +517,14 @@ def _gold_text(text):
     return None if answer.lower() in _NO_GOLD else answer
 
 
-def _json_list(text):
+def _json_list(text: str) -> str | None:
     try:
         return json.loads(text)
     except ValueError:
         return text
 
 
-def _bare_gold(text):
+def _bare_gold(text: str) -> str:
     """Return the answer in a gold that marks none, or ""."""
     text = text.strip()
     if parse_number(text) is not None or len(_words(text)) <= MAX_WORDS:

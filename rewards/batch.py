@@ -6,6 +6,9 @@ the gold answers are taken out of that call, and a call that can't be scored
 is refused with one clear error.
 """
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 GOLD_COLUMNS = ("answer", "solution", "ground_truth")
 # What TRL passes at each call beside the columns of the dataset.
 FROM_THE_TRAINER = (
@@ -21,7 +24,7 @@ class RewardError(ValueError):
     """
 
 
-def completion_text(completion):
+def completion_text(completion: Any) -> str:
     """Return the text of one completion, plain or conversational.
 
     A plain completion is a string. A conversational one is a list of
@@ -54,7 +57,7 @@ def completion_text(completion):
     return text
 
 
-def content_text(content):
+def content_text(content: Any) -> str:
     """Return the text of a message's content: a string, blocks, or None.
 
     >>> content_text([{"type": "text", "text": "18"}, {"type": "image"}])
@@ -67,7 +70,7 @@ def content_text(content):
     return content or ""
 
 
-def completion_texts(completions):
+def completion_texts(completions: Sequence[Any]) -> list[str]:
     """Return the texts of a batch of completions, one string for each.
 
     Raises RewardError when `completions` is one string instead of a list, or
@@ -80,7 +83,13 @@ def completion_texts(completions):
     return [completion_text(completion) for completion in completions]
 
 
-def gold_column(completions, columns, *, first="answer", optional=False):
+def gold_column(
+    completions: Sequence[Any],
+    columns: Mapping[str, Any],
+    *,
+    first: str = "answer",
+    optional: bool = False,
+) -> list[Any]:
     """Return the gold answers of a batch, one for each completion.
 
     `columns` holds what the trainer passed beside the completions. The golds
@@ -112,7 +121,7 @@ def gold_column(completions, columns, *, first="answer", optional=False):
     )
 
 
-def _refuse_no_list(completions):
+def _refuse_no_list(completions: Any) -> None:
     if isinstance(completions, str):
         raise RewardError(
             "A reward function scores a list of completions and got one "
@@ -127,7 +136,7 @@ def _refuse_no_list(completions):
         )
 
 
-def _checked(name, golds, expected):
+def _checked(name: str, golds: Any, expected: int) -> list[Any]:
     golds = _plain(golds)
     if not hasattr(golds, "__len__") or isinstance(golds, str | dict | set):
         raise RewardError(
@@ -145,6 +154,6 @@ def _checked(name, golds, expected):
     return [_plain(gold) for gold in golds]
 
 
-def _plain(value):
+def _plain(value: Any) -> Any:
     """Return an array or a tensor as lists and numbers, all else as it is."""
     return value.tolist() if hasattr(value, "tolist") else value

@@ -14,6 +14,9 @@ R1 project and the GRPO recipe of the Hugging Face cookbook (2025) mean by
 such a pair; `rewards.published` has what theirs computes.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 from rewards.answers import read_turns
 from rewards.five_part import THINK_LAYOUT, tags_of, words_outside
 from rewards.symbolic import accuracy_reward
@@ -21,7 +24,9 @@ from rewards.symbolic import accuracy_reward
 FORMAT = 1.0
 
 
-def think_format_reward(completions, *, prefilled="", **kwargs):
+def think_format_reward(
+    completions: Sequence[Any], *, prefilled: str = "", **kwargs: Any
+) -> list[float]:
     r"""Pay 1.0 for one <think> and one <answer> block, 0.0 for else.
 
     `completions` is a list of strings or of message lists, the result has
@@ -51,5 +56,5 @@ def think_format_reward(completions, *, prefilled="", **kwargs):
 COOKBOOK = (think_format_reward, accuracy_reward)
 
 
-def _is_well_formed(text):
+def _is_well_formed(text: str) -> bool:
     return tags_of(text) == THINK_LAYOUT and not words_outside(text)

@@ -22,6 +22,7 @@ import functools
 import random
 import re
 from fractions import Fraction
+from typing import Any
 
 from rewards.notation import (
     MAX_CHARS,
@@ -55,7 +56,7 @@ EXACT_DIGITS = 500  # of one that is computed exactly, so that 0 is 0
 # --- Comparing ---------------------------------------------------------------
 
 
-def judge(gold, answer):
+def judge(gold: str, answer: str) -> str:
     r"""Say whether `answer` means what `gold` means; both are texts.
 
     Returns "right", "wrong", "unreadable" (the answer can't be read) or
@@ -77,7 +78,7 @@ def judge(gold, answer):
     return "right" if "right" in verdicts else verdicts[0]
 
 
-def _verdict(gold, answer):
+def _verdict(gold: str, answer: str) -> str:
     if alike(gold, answer):
         return "right"
     gold, answer = _without_option(gold, answer)
@@ -105,27 +106,27 @@ _VARIABLE = re.compile(
 )
 
 
-def _with_the_letter_of(gold, answer):
+def _with_the_letter_of(gold: str, answer: str) -> str:
     """Write k for n in an answer if both name the variable they speak of.
 
     f(n) = 2n is the function f(x) = 2x.
     """
-    named = [_VARIABLE.search(text) for text in (gold, answer)]
-    if None in named:
+    in_gold, in_answer = map(_VARIABLE.search, (gold, answer))
+    if in_gold is None or in_answer is None:
         return answer
-    new, old = (found[1] or found[2] for found in named)
+    new, old = (found[1] or found[2] for found in (in_gold, in_answer))
     if re.search(rf"(?<![A-Za-z\\]){new}(?![A-Za-z])", answer):
         return answer
     return re.sub(rf"(?<![A-Za-z\\]){old}(?![A-Za-z])", new, answer)
 
 
-def _domains_differ(*texts):
+def _domains_differ(*texts: str) -> bool:
     """Tell whether both say of which numbers they speak, and not the same."""
     domains = {without_domain(clean(text))[1] for text in texts} - {""}
     return len(domains) > 1
 
 
-def _without_option(gold, answer):
+def _without_option(gold: str, answer: str) -> tuple[str, str]:
     """Read "(C) 15" as C beside the letter of an option, else as 15."""
     (gold_letter, gold_value), (letter, value) = option(gold), option(answer)
     same_letter = gold_letter == letter
@@ -134,7 +135,7 @@ def _without_option(gold, answer):
     return gold_value or gold, value or answer
 
 
-def alike(gold, answer):
+def alike(gold: str, answer: str) -> bool:
     r"""Tell whether two texts are the same but for the way they are set.
 
     >>> alike(r"$\left[2,5\right)$", "[2, 5)"), alike("", "$")
@@ -145,7 +146,7 @@ def alike(gold, answer):
     return squeezed(clean(gold)) == squeezed(clean(answer)) != ""
 
 
-def is_clearly_right(gold, answer):
+def is_clearly_right(gold: str, answer: str) -> bool | None:
     """Tell whether no parser is needed to say that an answer is right.
 
     >>> is_clearly_right("18", "= 18"), is_clearly_right("x", "x ")
@@ -154,7 +155,7 @@ def is_clearly_right(gold, answer):
     return alike(gold, answer) or _same_as_numbers(gold, answer)
 
 
-def is_plain(*texts):
+def is_plain(*texts: str) -> bool:
     r"""Tell whether texts can be compared without a LaTeX parser.
 
     They can when each is a number, words, or a list of these. Raises
@@ -166,7 +167,7 @@ def is_plain(*texts):
     return all(map(_is_plain, map(_read_first, texts)))
 
 
-def _read_first(text):
+def _read_first(text: str) -> Any:
     """Read a text as `judge` does, without what stands around its value."""
     text = readings(text)[0]
     letter, value = option(text)
@@ -178,13 +179,13 @@ def _read_first(text):
     return Words((letter.lower(),))
 
 
-def _is_plain(value):
+def _is_plain(value: Any) -> bool:
     if isinstance(value, Several | Bracketed):
         return all(map(_is_plain, value.values))
     return isinstance(value, Number | Words | Literal)
 
 
-def is_readable(gold):
+def is_readable(gold: str) -> bool:
     r"""Tell whether a gold's text means something that can be compared.
 
     >>> is_readable(r"\sqrt{2}"), is_readable("|||"), is_readable("(1, 2")
@@ -197,7 +198,7 @@ def is_readable(gold):
     return True
 
 
-def same(gold, answer):
+def same(gold: Any, answer: Any) -> bool:
     """Tell whether two values, as `read` returns them, are the same.
 
     Raises Unreadable when an expression in `answer` can't be parsed.
@@ -231,7 +232,7 @@ def same(gold, answer):
     return _same_expression(gold, answer)
 
 
-def _unassigned(gold, answer):
+def _unassigned(gold: Any, answer: Any) -> tuple[Any, Any]:
     """Take "x =" off the one that has it when the other has no equation."""
     if not isinstance(answer, Equation) and isinstance(gold, Equation):
         gold = gold.right if gold.assigns else gold
@@ -240,7 +241,7 @@ def _unassigned(gold, answer):
     return gold, answer
 
 
-def _is_named(value):
+def _is_named(value: Any) -> bool:
     """Tell whether a value is a list such as x = 1, y = 2."""
     return (
         isinstance(value, Several)
@@ -249,7 +250,7 @@ def _is_named(value):
     )
 
 
-def _same_in_order(gold, answer):
+def _same_in_order(gold: Any, answer: Any) -> bool:
     """Compare x = 1, y = 2 with 1, 2 or (1, 2): their order names them."""
     if not all(isinstance(v, Several | Bracketed) for v in (gold, answer)):
         return False
@@ -258,20 +259,20 @@ def _same_in_order(gold, answer):
     )
 
 
-def _same_several(golds, answers):
+def _same_several(golds: Any, answers: Any) -> bool:
     """Each gold is among the answers and each answer among the golds."""
     return all(
         any(same(gold, answer) for answer in answers) for gold in golds
     ) and all(any(same(gold, answer) for gold in golds) for answer in answers)
 
 
-def _same_sets(gold, answer):
+def _same_sets(gold: Any, answer: Any) -> bool:
     """Compare what is written in two ways: "2x > 4" and "(2, oo)"."""
     sets = [_set_of(value) for value in (gold, answer)]
     return None not in sets and sets[0] == sets[1]
 
 
-def _same_bracketed(gold, answer):
+def _same_bracketed(gold: Any, answer: Any) -> bool:
     return (
         (gold.opener, gold.closer) == (answer.opener, answer.closer)
         and len(gold.values) == len(answer.values)
@@ -279,7 +280,7 @@ def _same_bracketed(gold, answer):
     )
 
 
-def _letters(value):
+def _letters(value: Any) -> str:
     """Return the letters of a word, or of what may be a product: Bob, ABD."""
     if isinstance(value, Words):
         return "".join(value.words)
@@ -287,7 +288,7 @@ def _letters(value):
     return value.text.lower() if is_text else ""
 
 
-def _is_valued(*values):
+def _is_valued(*values: Any) -> bool:
     """A single letter may be a choice or a variable; a point is no value."""
     kinds = Number | Expression | Words
     return all(
@@ -297,7 +298,7 @@ def _is_valued(*values):
     )
 
 
-def _either_percent(gold, answer, expected, given):
+def _either_percent(gold: str, answer: str, expected: Any, given: Any) -> bool:
     r"""50\% is 50 on some pages and 0.5 on others: either is right."""
     percents = has_percent(gold), has_percent(answer)
     if percents[0] == percents[1]:
@@ -309,7 +310,7 @@ def _either_percent(gold, answer, expected, given):
     return same(other, Number(percent.value / 100, percent.digits))
 
 
-def _same_as_numbers(gold, answer):
+def _same_as_numbers(gold: Any, answer: Any) -> bool | None:
     """Tell whether two texts are one number, as `rewards.numbers` has it.
 
     It knows more names than `read`, as in "Total cost = 15", and takes
@@ -324,7 +325,7 @@ def _same_as_numbers(gold, answer):
 # --- Expressions, with sympy -------------------------------------------------
 
 
-def _check_parses(value):
+def _check_parses(value: Any) -> None:
     """Raise Unreadable if something in a gold can't be parsed."""
     if isinstance(value, Expression):
         _parsed(value.text)
@@ -340,7 +341,7 @@ def _check_parses(value):
 
 
 @functools.lru_cache(maxsize=4096)
-def _parsed(text):
+def _parsed(text: str) -> Any:
     """Return what a single expression is to sympy, evaluated exactly.
 
     Raises Unreadable when the parser does not take the whole text (it would
@@ -365,7 +366,7 @@ def _parsed(text):
     return parsed.xreplace(exact).doit()
 
 
-def _for_the_parser(text):
+def _for_the_parser(text: str) -> tuple[str, set[str]]:
     from latex2sympy2_extended import NormalizationConfig
     from latex2sympy2_extended.math_normalization import normalize_latex
 
@@ -374,7 +375,7 @@ def _for_the_parser(text):
     return text, set(letter_runs(text))
 
 
-def _parse(text, letters):
+def _parse(text: str, letters: Any) -> Any:
     from antlr4 import Token
     from latex2sympy2_extended.latex2sympy2 import (
         ConversionConfig,
@@ -396,7 +397,7 @@ def _parse(text, letters):
     return parsed
 
 
-def _digits_at_most(parsed, variable=0.7):
+def _digits_at_most(parsed: Any, variable: float = 0.7) -> float:
     """Return about how many digits a value has, before it is computed.
 
     `variable` is how many a variable has: 0.7 for numbers below 5.
@@ -423,7 +424,7 @@ def _digits_at_most(parsed, variable=0.7):
     return most + 1
 
 
-def _is_work_left(parsed):
+def _is_work_left(parsed: Any) -> bool:
     """Tell whether something is a task, and one that may never end.
 
     An integral, a limit or an endless sum as an answer repeats the question.
@@ -440,7 +441,7 @@ def _is_work_left(parsed):
     )
 
 
-def _tolerance(*digits):
+def _tolerance(*digits: int) -> Any:
     """Return the relative error allowed, for the digits of the decimals.
 
     A decimal of 12 digits or more was written by a computer and stands for
@@ -449,12 +450,12 @@ def _tolerance(*digits):
     return 10.0 ** (1 - max(digits)) if max(digits) >= LONG_DECIMAL else 0
 
 
-def _written_out(value):
+def _written_out(value: Any) -> str:
     """Tell whether a rational number is a short decimal: nothing to round."""
     return (value * 10**LONG_DECIMAL).denominator == 1
 
 
-def _same_number(gold, answer):
+def _same_number(gold: Any, answer: Any) -> bool:
     difference = abs(gold.value - answer.value)
     if gold.digits and answer.digits:
         return difference == 0
@@ -465,7 +466,7 @@ def _same_number(gold, answer):
     return difference <= allowed * abs(gold.value)
 
 
-def _sympy_of(value):
+def _sympy_of(value: Any) -> Any:
     """Return (what sympy makes of a single value, digits of its decimals)."""
     import sympy
 
@@ -475,7 +476,7 @@ def _sympy_of(value):
     return _parsed(text), decimal_digits(text)
 
 
-def _same_expression(gold, answer):
+def _same_expression(gold: Any, answer: Any) -> bool:
     """Tell whether two single values are the same, whatever they are."""
     import sympy
     from math_verify import verify
@@ -493,7 +494,7 @@ def _same_expression(gold, answer):
     return verify(expected, given, timeout_seconds=None)
 
 
-def _set_of(value):
+def _set_of(value: Any) -> Any:
     """Return the set of real numbers that a value stands for, or None."""
     import sympy
 
@@ -524,7 +525,7 @@ def _set_of(value):
     return None
 
 
-def _same_everywhere(gold, answer, tolerance=0):
+def _same_everywhere(gold: Any, answer: Any, tolerance: Any = 0) -> bool:
     if gold == answer:
         return True
     if gold.is_infinite or answer.is_infinite:
@@ -537,7 +538,7 @@ def _same_everywhere(gold, answer, tolerance=0):
     return all(_close(one, other, tolerance) for one, other in pairs)
 
 
-def _same_equation(gold, answer):
+def _same_equation(gold: Any, answer: Any) -> bool:
     """The same name and value, or the same curve.
 
     Two curves are the same when the differences of their sides, without
@@ -552,7 +553,7 @@ def _same_equation(gold, answer):
     return _ratio_of(_difference(gold), _difference(answer)) is not None
 
 
-def _same_name(one, other):
+def _same_name(one: Any, other: Any) -> bool:
     """Tell whether two names are one: y = 2x and f(x) = 2x name a function."""
     names = {one, other}
     return len(names) == 1 or (
@@ -560,12 +561,12 @@ def _same_name(one, other):
     )
 
 
-def _same_inequality(gold, answer):
+def _same_inequality(gold: Any, answer: Any) -> bool:
     ratio = _ratio_of(_difference(gold), _difference(answer))
     return gold.strict == answer.strict and ratio is not None and ratio > 0
 
 
-def _difference(relation):
+def _difference(relation: Any) -> Any:
     """Return left - right of a relation, as sympy has it."""
     left, right = relation.left, relation.right
     left = _parsed(left)
@@ -576,7 +577,7 @@ def _difference(relation):
         raise Unreadable("a relation between things, not values") from None
 
 
-def _ratio_of(gold, answer):
+def _ratio_of(gold: Any, answer: Any) -> Any:
     """Return answer / gold if it is one real number everywhere, else None."""
     import mpmath
     import sympy
@@ -592,7 +593,7 @@ def _ratio_of(gold, answer):
     return first.real
 
 
-def _at_random_points(gold, answer):
+def _at_random_points(gold: Any, answer: Any) -> Any:
     """Return the values of two expressions at the same points, in pairs.
 
     Points where the two are not both real numbers are left out, if there are
@@ -612,7 +613,7 @@ def _at_random_points(gold, answer):
     return [pair for pair in pairs if not pair[0].imag] or pairs
 
 
-def _points(names, *expressions):
+def _points(names: Any, *expressions: Any) -> Any:
     """Yield {name: value}: near 1 with every mix of signs, then far from it.
 
     Far from 1 only where that does not make a value too large.
@@ -633,7 +634,7 @@ def _points(names, *expressions):
         }
 
 
-def _value_at(expression, point):
+def _value_at(expression: Any, point: Any) -> Any:
     """Return the value with DIGITS digits as an mpmath number, or None.
 
     What shrinks when it is computed with more digits is 0: the rest of terms
@@ -656,7 +657,7 @@ def _value_at(expression, point):
     return value
 
 
-def _as_mpmath(value):
+def _as_mpmath(value: Any) -> Any:
     import mpmath
     import sympy
 
@@ -668,7 +669,7 @@ def _as_mpmath(value):
         return mpmath.mpc(*map(mpmath.mpf, numbers))
 
 
-def _close(one, other, tolerance):
+def _close(one: Any, other: Any, tolerance: Any) -> bool:
     import mpmath
 
     with mpmath.workdps(DIGITS):

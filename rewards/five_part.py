@@ -40,6 +40,8 @@ import functools
 import math
 import numbers
 import re
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from rewards.answers import (
     compare_numbers,
@@ -51,6 +53,9 @@ from rewards.batch import RewardError, gold_column
 from rewards.health import Outcome, report
 from rewards.numbers import parse_number
 from rewards.options import with_options
+
+Reward = Callable[..., Any]
+"""A function with TRL's signature."""
 
 CORRECT = 2.0
 INTEGER = 0.5
@@ -69,8 +74,13 @@ _LAYOUTS = (
 
 
 def correctness_reward(
-    completions, answer=None, *, policy="tagged", prefilled="", **kwargs
-):
+    completions: Sequence[Any],
+    answer: Any = None,
+    *,
+    policy: str = "tagged",
+    prefilled: str = "",
+    **kwargs: Any,
+) -> list[float | None]:
     """Pay 2.0 for the right answer, 0.0 for anything else.
 
     `answer` holds the gold answers (GSM8K's text with ``####``, or a number;
@@ -100,7 +110,9 @@ def correctness_reward(
     return [outcome.pay(CORRECT) for outcome in outcomes]
 
 
-def integer_reward(completions, *, prefilled="", **kwargs):
+def integer_reward(
+    completions: Sequence[Any], *, prefilled: str = "", **kwargs: Any
+) -> list[float]:
     """Pay 0.5 for an integer in the answer tags, 0.0 for anything else.
 
     Where the gold is known, it decides too, so that no wrong answer in
@@ -129,7 +141,9 @@ def integer_reward(completions, *, prefilled="", **kwargs):
     ]
 
 
-def strict_format_reward(completions, *, prefilled="", **kwargs):
+def strict_format_reward(
+    completions: Sequence[Any], *, prefilled: str = "", **kwargs: Any
+) -> list[float]:
     r"""Pay 0.5 for the two blocks, tags on their own lines, nothing else.
 
     Inside the blocks any text is free, as long as none of it shares a line
@@ -155,7 +169,9 @@ def strict_format_reward(completions, *, prefilled="", **kwargs):
     ]
 
 
-def soft_format_reward(completions, *, prefilled="", **kwargs):
+def soft_format_reward(
+    completions: Sequence[Any], *, prefilled: str = "", **kwargs: Any
+) -> list[float]:
     """Pay 0.5 for the two blocks in order, each tag once, words around free.
 
     Returns a list with 0.5 or 0.0 for each completion.
@@ -173,7 +189,9 @@ def soft_format_reward(completions, *, prefilled="", **kwargs):
     ]
 
 
-def tag_count_reward(completions, *, prefilled="", **kwargs):
+def tag_count_reward(
+    completions: Sequence[Any], *, prefilled: str = "", **kwargs: Any
+) -> list[float]:
     """Pay 0.125 for each of the four tags that is there exactly once.
 
     Every character after the last end tag costs 0.001, so that a policy
@@ -204,7 +222,9 @@ FIVE_PART = tuple(RANGES)
 MAX_REWARD = sum(most for _, most in RANGES.values())
 
 
-def reward_set(weights=None, *, prefilled=""):
+def reward_set(
+    weights: Sequence[float] | None = None, *, prefilled: str = ""
+) -> tuple[Reward, ...]:
     r"""Return the five parts, a tuple in the order of FIVE_PART, as set up.
 
     `weights` has one factor for each part, by which its pay and its range in
@@ -233,17 +253,19 @@ def reward_set(weights=None, *, prefilled=""):
     return tuple(map(_weighted, parts, weights))
 
 
-def _weighted(part, weight):
+def _weighted(part: Reward, weight: float) -> Reward:
     bound = functools.partial(_multiplied, part, float(weight))
     return functools.update_wrapper(bound, part)
 
 
-def _multiplied(part, weight, /, completions, **columns):
+def _multiplied(
+    part: Reward, weight: float, /, completions: Sequence[Any], **columns: Any
+) -> list[float | None]:
     scores = part(completions, **columns)
     return [None if score is None else weight * score for score in scores]
 
 
-def _check_weights(weights):
+def _check_weights(weights: list[float]) -> None:
     """Raise RewardError for weights that would teach the wrong thing."""
     if len(weights) != len(FIVE_PART) or not all(map(_is_weight, weights)):
         raise RewardError(
@@ -268,19 +290,19 @@ def _check_weights(weights):
         )
 
 
-def _is_weight(weight):
+def _is_weight(weight: Any) -> bool:
     return (
         isinstance(weight, numbers.Real)
         and math.isfinite(weight)
-        and weight >= 0
+        and float(weight) >= 0
     )
 
 
-def _names(parts):
+def _names(parts: Any) -> list[str]:
     return [part.__name__ for part in parts]
 
 
-def _fitting_integer(text, gold):
+def _fitting_integer(text: str, gold: Any) -> bool:
     expected = gold_number(gold)
     if expected is not None and expected.denominator != 1:
         return False
@@ -291,7 +313,7 @@ def _fitting_integer(text, gold):
     return compare_numbers(answer, gold) is Outcome.RIGHT
 
 
-def tags_of(text):
+def tags_of(text: str) -> list[str]:
     """Return the tags of a text in their order, those of both families.
 
     >>> tags_of("So <think>9+9</think> is <answer>18")
@@ -300,7 +322,7 @@ def tags_of(text):
     return _TAG.findall(text)
 
 
-def words_outside(text):
+def words_outside(text: str) -> str:
     """Return the words around the two blocks of a text that has just these.
 
     >>> words_outside("So <think>9+9</think>, <answer>18</answer>!")
@@ -310,16 +332,16 @@ def words_outside(text):
     return (before + between + after).strip()
 
 
-def _has_both_blocks(text):
+def _has_both_blocks(text: str) -> bool:
     return tags_of(text) in _LAYOUTS
 
 
-def _tags_have_lines(text):
+def _tags_have_lines(text: str) -> bool:
     lines = [line.strip() for line in text.splitlines() if _TAG.search(line)]
     return lines in _LAYOUTS
 
 
-def _tag_count(text):
+def _tag_count(text: str) -> float:
     tags = tags_of(text)
     once = max(
         sum(tags.count(tag) == 1 for tag in layout) for layout in _LAYOUTS

@@ -9,9 +9,14 @@ this log ends a run in which too much fails.
 """
 
 from collections import deque
+from collections.abc import Callable, Sequence
 from enum import StrEnum
+from typing import Any
 
 from rewards.batch import RewardError
+
+Log = Callable[[str, Any], None]
+"""TRL's `log_metric` and `log_extra`."""
 
 
 class Outcome(StrEnum):
@@ -64,7 +69,14 @@ form yet gives none.
 
 
 def report(
-    name, outcomes, details, /, *, log_metric=None, log_extra=None, **columns
+    name: str,
+    outcomes: Sequence[Outcome],
+    details: Any,
+    /,
+    *,
+    log_metric: Log | None = None,
+    log_extra: Log | None = None,
+    **columns: Any,
 ) -> None:
     """Hand the outcomes of one batch to the trainer's log.
 
@@ -126,7 +138,9 @@ class FailureLimit:
     Of the last 8 completions, 75 % could not b
     """
 
-    def __init__(self, max_failed_share: float = 0.5, window: int = 200):
+    def __init__(
+        self, max_failed_share: float = 0.5, window: int = 200
+    ) -> None:
         if not 0 <= max_failed_share <= 1:
             raise RewardError(
                 f"The largest share of failures is {max_failed_share}, and a "
@@ -140,7 +154,9 @@ class FailureLimit:
             )
         self.max_failed_share = max_failed_share
         self.window = window
-        self.steps = deque()  # (completions, how many of them failed)
+        self.steps: deque[tuple[int, float]] = (
+            deque()
+        )  # (completions, how many of them failed)
 
     def add(self, logs: dict, completions: int) -> None:
         """Count one step; `logs` maps the names of metrics to values.
@@ -150,7 +166,7 @@ class FailureLimit:
         failed = {k: v for k, v in logs.items() if k.endswith("/failed")}
         if not failed:
             return
-        worst = max(failed, key=failed.get)
+        worst = max(failed, key=lambda name: failed[name])
         self.steps.append((completions, failed[worst] * completions))
         while self._seen() - self.steps[0][0] >= self.window:
             self.steps.popleft()
@@ -161,7 +177,9 @@ class FailureLimit:
     def _seen(self) -> int:
         return sum(completions for completions, _ in self.steps)
 
-    def _error(self, share, name, logs) -> RewardError:
+    def _error(
+        self, share: float, name: str, logs: dict[str, float]
+    ) -> RewardError:
         kinds = ", ".join(
             f"{kind} {logs[f'{name}/{kind}']:.0%}"
             for kind in FAILURES

@@ -14,8 +14,10 @@ computed in a lifetime (9^9^9).
 
 import functools
 import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 from rewards.numbers import (
     QUANTITY,
@@ -172,7 +174,7 @@ _IF = re.compile(
 )
 
 
-def _as_list(system):
+def _as_list(system: re.Match[str]) -> str:
     """Write the rows of a system of equations as a list."""
     aligned = "&" in system[3]
     if not system[1] and system[2] != "cases" and not aligned:
@@ -180,7 +182,7 @@ def _as_list(system):
     return system[3].replace("&", "").replace(r"\\", ",")
 
 
-def _as_pairs(pieces):
+def _as_pairs(pieces: re.Match[str]) -> str:
     """Write a function given in pieces as a set of (value ; condition)."""
     rows = [row.split("&") for row in pieces[1].split(r"\\") if row.strip()]
     if not all(len(row) == 2 for row in rows):
@@ -193,7 +195,7 @@ def _as_pairs(pieces):
 
 
 @functools.lru_cache(maxsize=4096)
-def clean(text):
+def clean(text: str) -> str:
     r"""Return `text` in one spelling: no dollars, one name for each symbol.
 
     >>> clean(r"$\left[2,\,\dfrac12\right)$.")
@@ -215,7 +217,7 @@ _DECIMAL = re.compile(
 )
 
 
-def decimal_digits(text):
+def decimal_digits(text: str) -> int:
     """Count the significant digits of the longest decimal in `text`.
 
     >>> decimal_digits("0.0250 m"), decimal_digits("250")
@@ -246,7 +248,7 @@ _ANY_REAL = re.compile(
 )
 
 
-def without_domain(text):
+def without_domain(text: str) -> tuple[str, str]:
     r"""Return a clean text without what its variable runs over, and that.
 
     >>> without_domain(r"2k\pi , k \in \mathbb{Z}")
@@ -364,7 +366,7 @@ _ALL_NUMBERS = r"-\infty", r"\infty"
 
 
 @functools.lru_cache(maxsize=4096)
-def read(text):
+def read(text: str) -> Any:
     r"""Take a text apart into a value of the classes above.
 
     Raises Unreadable when the text is empty, not balanced, or too large.
@@ -389,7 +391,7 @@ def read(text):
     return _value(cleaned)
 
 
-def _value(text):
+def _value(text: str) -> Any:
     text = _outer_braces_off(text.strip(" .,"))
     if not text:
         raise Unreadable("empty")
@@ -416,12 +418,12 @@ def _value(text):
     return _bracketed(text) or _single(text)
 
 
-def _number(text):
+def _number(text: str) -> Number | None:
     value = None if "=" in text else parse_number(text)
     return None if value is None else Number(value, decimal_digits(text))
 
 
-def _words(text):
+def _words(text: str) -> Any:
     """Words in \\text{}, or bare ones; letters that may be a product are not.
 
     "AB" and "xyz" may be products, "east" and "Evelyn" are not.
@@ -470,7 +472,7 @@ _OPTION = re.compile(
 )
 
 
-def option(text):
+def option(text: str) -> tuple[str, str]:
     r"""Return the letter of a multiple choice and the value after it.
 
     The value is "" if the letter stands alone; both are "" if `text` is
@@ -480,7 +482,7 @@ def option(text):
     (('C', '15'), ('C', 'red'), ('B', ''), ('', ''))
     """
     match = _OPTION.fullmatch(" ".join(_TEXT.sub(r"\1", clean(text)).split()))
-    value = match and (match[4] or "").strip(" .")
+    value = (match[4] or "").strip(" .") if match else ""
     if match is None or _OPTION.match(value):
         return "", ""  # "(A) (B)" and "A. B. C." are several
     return match[1] or match[2] or match[3], value
@@ -489,11 +491,11 @@ def option(text):
 _SHORT = ("yes", "no", "odd", "red", "one", "two", "six", "ten")
 
 
-def _several(parts):
+def _several(parts: list[str]) -> Several:
     parts = [part for part in parts if part.strip(" .,")]
     if len(parts) > MAX_VALUES:
         raise Unreadable("too many values")
-    flat = []
+    flat: list[Any] = []
     for part in parts:
         value, is_set = _value(part), part.strip().startswith(r"\{")
         inside = isinstance(value, Several) and not is_set
@@ -503,7 +505,7 @@ def _several(parts):
     return Several(tuple(flat)) if len(flat) > 1 else flat[0]
 
 
-def _bracketed(text):
+def _bracketed(text: str) -> Bracketed | Several | None:
     """A point, an interval or a set, if one pair of brackets holds it all."""
     brackets = list(_BRACKETS.finditer(text))
     if not brackets or brackets[0].start() or brackets[-1].end() < len(text):
@@ -522,7 +524,7 @@ def _bracketed(text):
     return Bracketed(opener[0], tuple(map(_value, parts)), closer[0])
 
 
-def _relation(pieces):
+def _relation(pieces: list[str]) -> Any:
     """An equation, or the values that an inequality leaves."""
     signs = pieces[1::2]
     sides = [_outer_braces_off(side.strip()) for side in pieces[::2]]
@@ -538,7 +540,7 @@ def _relation(pieces):
     return _inequality(sides, signs)
 
 
-def _equation(sides):
+def _equation(sides: list[str]) -> Any:
     if _NAME.fullmatch(sides[-1]) and not _NAME.fullmatch(sides[0]):
         sides = sides[::-1]  # "5 = x"
     name = _NAME.fullmatch(sides[0]) is not None
@@ -554,7 +556,7 @@ def _equation(sides):
     return Equation(sides[0], _value(sides[-1]), name)
 
 
-def letter_runs(text):
+def letter_runs(text: str) -> list[str]:
     r"""Return the commands and the runs of letters in `text`, in order.
 
     >>> letter_runs(r"2\sin x + ab")
@@ -563,11 +565,11 @@ def letter_runs(text):
     return _LETTERS.findall(text)
 
 
-def _has_variable(text):
+def _has_variable(text: str) -> bool:
     return any(not run.startswith("\\") for run in letter_runs(text))
 
 
-def _inequality(sides, signs):
+def _inequality(sides: list[str], signs: list[str]) -> Any:
     """x > 2 and 1 < x <= 3 as intervals; all others as left > right."""
     if not set(signs) <= {"<", ">", r"\le", r"\ge"} or len(sides) > 3:
         raise Unreadable("relations of several kinds")
@@ -588,11 +590,11 @@ def _inequality(sides, signs):
     return Inequality(sides[1], sides[0], signs[0] in "<>")
 
 
-def _interval(opener, low, high, closer):
+def _interval(opener: str, low: str, high: str, closer: str) -> Bracketed:
     return Bracketed(opener, (_value(low), _value(high)), closer)
 
 
-def _single(text):
+def _single(text: str) -> Any:
     if _ONLY_LITERAL.search(text):
         return _ratio(text) or Literal(squeezed(text))
     unit = _UNIT.search(text)
@@ -610,7 +612,7 @@ def _single(text):
     return Expression(text)
 
 
-def _is_unit_after(value, unit):
+def _is_unit_after(value: str, unit: re.Match[str]) -> bool:
     r"""Tell whether a match of _UNIT is a unit, and no factor of the value.
 
     The h of "\pi r^2 h" is a factor, and so may be "2\pi m" beside letters.
@@ -625,7 +627,7 @@ def _is_unit_after(value, unit):
     )
 
 
-def _ratio(text):
+def _ratio(text: str) -> Number | None:
     """The value of a ratio 3:2. A time, 12:30, has two digits at its end."""
     colon = _COLON.fullmatch(text)
     if colon is None or len(colon[2]) == 2 or not int(colon[2]):
@@ -636,7 +638,7 @@ def _ratio(text):
 # --- Brackets ----------------------------------------------------------------
 
 
-def _depths(text):
+def _depths(text: str) -> list[int]:
     """Return how deep in brackets each character of `text` lies."""
     depths, depth, last = [], 0, 0
     for bracket in _BRACKETS.finditer(text):
@@ -648,14 +650,14 @@ def _depths(text):
     return depths + [depth] * (len(text) - last)
 
 
-def _balanced(text):
+def _balanced(text: str) -> bool:
     depths = _depths(text)
     ends = text.count("(") + text.count("[") + text.count("{")
     starts = text.count(")") + text.count("]") + text.count("}")
     return ends == starts and min(depths, default=0) >= 0
 
 
-def _check_brackets(text):
+def _check_brackets(text: str) -> None:
     """Intervals such as [2, 5) are balanced; any opener fits any closer."""
     if not _balanced(text):
         raise Unreadable("brackets that do not match")
@@ -663,7 +665,9 @@ def _check_brackets(text):
         raise Unreadable("too many brackets in one another")
 
 
-def _split(text, separator):
+def _split(
+    text: str, separator: Callable[[str], Iterable[re.Match[str]]]
+) -> list[str]:
     """Split `text` where `separator` finds one outside of all brackets."""
     depths, parts, start = _depths(text), [], 0
     for found in separator(text):
@@ -673,7 +677,7 @@ def _split(text, separator):
     return [*parts, text[start:]]
 
 
-def _comma(text):
+def _comma(text: str) -> Iterable[re.Match[str]]:
     """A comma with a space after it, else any: "1,000, 2,000" is two."""
     spaced = list(re.finditer(r",(?=\s)", text))
     depths = _depths(text)
@@ -682,11 +686,11 @@ def _comma(text):
     return re.finditer(",", text)
 
 
-def _union(text):
+def _union(text: str) -> Iterable[re.Match[str]]:
     return re.finditer(r"\\cup(?![A-Za-z])", text)
 
 
-def _relation_pieces(text):
+def _relation_pieces(text: str) -> list[str]:
     depths, pieces, start = _depths(text), [], 0
     for sign in _COMPARES.finditer(text):
         if depths[sign.start()] == 0:
@@ -695,7 +699,7 @@ def _relation_pieces(text):
     return [*pieces, text[start:]]
 
 
-def _outer_braces_off(text):
+def _outer_braces_off(text: str) -> str:
     while text.startswith("{") and text.endswith("}"):
         if not _balanced(text[1:-1]):
             break
@@ -703,7 +707,7 @@ def _outer_braces_off(text):
     return text
 
 
-def squeezed(text):
+def squeezed(text: str) -> str:
     r"""Return `text` without the blanks and braces that mean nothing.
 
     Those between two letters or digits do: 1/23 is not 12/3.
@@ -722,7 +726,7 @@ _TOWER = re.compile(r"[0-9.]+(?:\^-?[0-9]+)+")
 _FACTORIAL = re.compile(r"([0-9]+)\)*!")
 
 
-def _too_large(text):
+def _too_large(text: str) -> bool:
     r"""Tell by the looks of a text that its value has too many digits.
 
     >>> _too_large("2^{2006}"), _too_large("2^{3^2}"), _too_large("5!")
@@ -743,7 +747,7 @@ def _too_large(text):
     return any(map(_tower_too_high, _TOWER.findall(text)))
 
 
-def _tower_too_high(tower):
+def _tower_too_high(tower: str) -> bool:
     _, *exponents = tower.replace("-", "").split("^")
     height = 1
     for exponent in reversed(exponents):
@@ -753,5 +757,5 @@ def _tower_too_high(tower):
     return height > MAX_EXPONENT
 
 
-def _above(digits, limit):
+def _above(digits: str, limit: int) -> bool:
     return len(digits) > len(str(limit)) or int(digits) > limit

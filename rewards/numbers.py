@@ -70,7 +70,7 @@ _CHARACTERS = str.maketrans(
 )
 
 
-def _repeating(whole, once, again):
+def _repeating(whole: str, once: str, again: str) -> str:
     """Return the fraction that 0.1666..., given as "0", "1", "6", is."""
     difference = int(whole + once + again) - int(whole + once or 0)
     return f" {difference}/{(10 ** len(again) - 1) * 10 ** len(once)}"
@@ -198,7 +198,7 @@ _BRACE = re.compile(
 )
 
 
-def parse_number(text):
+def parse_number(text: str) -> Fraction | None:
     r"""Return the number that `text` says, as a Fraction, or None.
 
     Understood: a sign (the Unicode minus too), thousands groups, decimals,
@@ -241,7 +241,7 @@ def parse_number(text):
     return value
 
 
-def readings(text):
+def readings(text: str) -> list[str]:
     r"""Return the texts that `text` may be compared as, in their order.
 
     "65/3 ≈ 21.67" is the exact value, and the rounded one too if that
@@ -256,15 +256,15 @@ def readings(text):
     name = exact.strip(" $")
     if not name or (name != r"\pi" and _NAME.fullmatch(name)):
         return rounded
-    numbers = parse_number(exact), parse_number(rounded[0])
+    value, other = parse_number(exact), parse_number(rounded[0])
     decimals = _DECIMALS.search(rounded[0])
     half = Fraction(1, 2) / 10 ** (len(decimals[1]) if decimals else 0)
-    if None in numbers or abs(numbers[0] - numbers[1]) > half:
+    if value is None or other is None or abs(value - other) > half:
         return [exact]
     return [exact, *rounded]
 
 
-def has_percent(text):
+def has_percent(text: str) -> bool:
     """Tell whether a text names a percentage.
 
     >>> has_percent(r"50\\%"), has_percent("50 percent"), has_percent("0.5")
@@ -273,7 +273,7 @@ def has_percent(text):
     return "%" in text or "percent" in text or "Percent" in text
 
 
-def boxes(text):
+def boxes(text: str) -> list[tuple[int, int, str]]:
     r"""Return (start, end, content) of each well-formed box, in order.
 
     A box is \boxed{...} or \fbox{...} with balanced braces, also as \box{...}
@@ -283,8 +283,9 @@ def boxes(text):
     >>> boxes(r"\boxed{1}, then \boxed{\frac{1}{2}} in a \boxed form")
     [(0, 9, '1'), (16, 35, '\\frac{1}{2}')]
     """
-    open_braces = []  # for each open brace: where a box begins, or None
-    found = []
+    # For each open brace: the match that begins a box, or None.
+    open_braces: list[re.Match[str] | None] = []
+    found: list[tuple[int, int, str]] = []
     for brace in _BRACE.finditer(text):
         if brace[0] == "}" and open_braces:
             opener = open_braces.pop()
@@ -302,17 +303,17 @@ def boxes(text):
     return found
 
 
-def last_box(text):
+def last_box(text: str) -> tuple[int, str] | None:
     r"""Return (start, content) of the last well-formed box, or None.
 
     >>> last_box(r"first \boxed{1}, then \boxed{\frac{1}{2}} in a \boxed form")
     (22, '\\frac{1}{2}')
     """
     found = boxes(text)
-    return found and (found[-1][0], found[-1][2]) or None
+    return (found[-1][0], found[-1][2]) if found else None
 
 
-def box_statement(text):
+def box_statement(text: str) -> tuple[int, str] | None:
     r"""Return (start, content) of what the last boxes say, or None.
 
     Boxes with nothing but a comma, "and" or "or" between them are one
@@ -335,13 +336,13 @@ def box_statement(text):
     return start, ", ".join(dict.fromkeys(reversed(contents)))
 
 
-def _unboxed(text):
+def _unboxed(text: str) -> str:
     while box := box_statement(text):
         text = box[1]
     return text
 
 
-def _plain(text):
+def _plain(text: str) -> str:
     """Return `text` in ASCII spelling, without wrapping around the number."""
     text = text.translate(_CHARACTERS)
     if _IS_SET.search(text):
@@ -350,7 +351,7 @@ def _plain(text):
     return " ".join(text.split())
 
 
-def _quantity(text):
+def _quantity(text: str) -> Fraction | None:
     """Return the number in a plain text of a number and its unit, or None."""
     text = text.lstrip(" *_`\"'$").rstrip(" *_`\"'$.,;:")
     if brackets := _IN_BRACKETS.fullmatch(text):
@@ -362,7 +363,7 @@ def _quantity(text):
     return _value(number)
 
 
-def _leads_to(value, side):
+def _leads_to(value: Fraction, side: str) -> bool:
     """Tell whether `side` may stand before an equals sign and `value`.
 
     "2x = 18" says what 2x is, not what x is, and "17 = 18" says two things.
@@ -376,7 +377,7 @@ def _leads_to(value, side):
     )
 
 
-def is_unit(text):
+def is_unit(text: str) -> bool:
     """Tell whether `text` leaves the number before it as it is.
 
     >>> [is_unit(text) for text in (" cm^2", " per day", " thousand", "x")]
@@ -397,20 +398,21 @@ def is_unit(text):
     return all(map(_is_unit_word, words))
 
 
-def _is_unit_word(word):
+def _is_unit_word(word: str) -> bool:
     return (
-        _UNIT_WORD.fullmatch(word)
+        _UNIT_WORD.fullmatch(word) is not None
         and not _NOT_A_UNIT.fullmatch(word.lower())
         # "5 times x" is not 5, but "18 a day" and "5 of type B" are fine
         and not (len(word) == 1 and word in "bdeijknopqrtuxyz")
     )
 
 
-def _value(number):
+def _value(number: re.Match[str]) -> Fraction | None:
     """Return the value of a match of _NUMBER, or None if it has none."""
     if number["decimal"]:
-        value = _decimal(number["decimal"])
-        value *= Fraction(10) ** int(number["exponent"] or 0)
+        value: Fraction | None = _decimal(number["decimal"]) * (
+            Fraction(10) ** int(number["exponent"] or 0)
+        )
     else:
         value = _fraction(number)
     if value is None:
@@ -419,11 +421,11 @@ def _value(number):
     return -value if number["sign"] == "-" else value
 
 
-def _decimal(digits):
+def _decimal(digits: str) -> Fraction:
     return Fraction(digits.replace(",", ""))
 
 
-def _fraction(number):
+def _fraction(number: re.Match[str]) -> Fraction | None:
     numerator = _decimal(number["numerator"])
     denominator = _decimal(number["denominator"])
     if denominator == 0:

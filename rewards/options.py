@@ -7,11 +7,13 @@ policy for reading an answer, must be fixed beforehand.
 
 import functools
 import inspect
+from collections.abc import Callable
+from typing import Any
 
 from rewards.batch import FROM_THE_TRAINER, GOLD_COLUMNS, RewardError
 
 
-def with_options(reward, **options):
+def with_options(reward: Any, **options: Any) -> Any:
     r"""Return the reward function `reward` with its options set.
 
     The options of a reward function are its keyword parameters that have a
@@ -50,7 +52,7 @@ def with_options(reward, **options):
     return functools.update_wrapper(bound, reward, updated=())
 
 
-def options_of(reward):
+def options_of(reward: Any) -> list[str]:
     """Return the names of the options that a reward function has, a list.
 
     >>> from rewards.five_part import correctness_reward, integer_reward
@@ -66,18 +68,20 @@ def options_of(reward):
     ]
 
 
-class _Bound(functools.partial):
+class _Bound(functools.partial[Any]):
     """A reward with its options; logs under its own name."""
 
-    def __call__(self, *arguments, **columns):
+    __name__: str
+
+    def __call__(self, *arguments: Any, **columns: Any) -> list[Any]:
         if self.__name__ != self.func.__name__:
             for log in ("log_metric", "log_extra"):
                 if columns.get(log) is not None:
                     columns[log] = self._renaming(columns[log])
         return super().__call__(*arguments, **columns)
 
-    def _renaming(self, log):
-        def log_under_own_name(name, value):
+    def _renaming(self, log: Any) -> Callable[[str, Any], None]:
+        def log_under_own_name(name: str, value: Any) -> None:
             reward, slash, what = name.partition("/")
             own = reward == self.func.__name__
             log(f"{self.__name__}{slash}{what}" if own else name, value)

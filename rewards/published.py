@@ -38,6 +38,8 @@ accident: `from rewards.published import FIVE_PART_AS_PUBLISHED`.
 """
 
 import re
+from collections.abc import Sequence
+from typing import Any
 
 from rewards.batch import completion_texts, gold_column
 
@@ -58,7 +60,9 @@ _TAGS = ("<reasoning>\n", "\n</reasoning>\n", "\n<answer>\n", "\n</answer>")
 # --- The five-part set (William Brown's GRPO demo for GSM8K, 2025) ----------
 
 
-def published_correctness_reward(completions, answer=None, **kwargs):
+def published_correctness_reward(
+    completions: Sequence[Any], answer: Any = None, **kwargs: Any
+) -> list[float]:
     """Pay 2.0 if the text in the last answer tags is the gold, as a string.
 
     `completions` and the golds are as in `rewards.five_part`; of a gold with
@@ -80,7 +84,9 @@ def published_correctness_reward(completions, answer=None, **kwargs):
     ]
 
 
-def published_integer_reward(completions, **kwargs):
+def published_integer_reward(
+    completions: Sequence[Any], **kwargs: Any
+) -> list[float]:
     """Pay 0.5 if the text in the last answer tags is all digits.
 
     >>> texts = ["<answer>18</answer>", "<answer>-18</answer>", "18"]
@@ -95,7 +101,9 @@ def published_integer_reward(completions, **kwargs):
     ]
 
 
-def published_strict_format_reward(completions, **kwargs):
+def published_strict_format_reward(
+    completions: Sequence[Any], **kwargs: Any
+) -> list[float]:
     r"""Pay 0.5 for a line of reasoning and a line of answer between newlines.
 
     >>> text = "<reasoning>\n9+9\n</reasoning>\n<answer>\n18\n</answer>\n"
@@ -111,7 +119,9 @@ def published_strict_format_reward(completions, **kwargs):
     ]
 
 
-def published_soft_format_reward(completions, **kwargs):
+def published_soft_format_reward(
+    completions: Sequence[Any], **kwargs: Any
+) -> list[float]:
     r"""Pay 0.5 for a text that begins with a one-line reasoning and answer.
 
     >>> text = "<reasoning>9+9</reasoning> <answer>18</answer> or 19"
@@ -125,7 +135,9 @@ def published_soft_format_reward(completions, **kwargs):
     ]
 
 
-def published_tag_count_reward(completions, **kwargs):
+def published_tag_count_reward(
+    completions: Sequence[Any], **kwargs: Any
+) -> list[float]:
     r"""Pay 0.125 for each tag that is there once, less 0.001 a character.
 
     A tag counts with the newlines of its own line only. The characters are
@@ -156,7 +168,7 @@ FIVE_PART_AS_PUBLISHED = (
 )
 
 
-def _between_tags(text):
+def _between_tags(text: str) -> str:
     """Return what is after the last <answer> and before the next </answer>."""
     if "<answer>" not in text:
         return text.strip()
@@ -166,7 +178,9 @@ def _between_tags(text):
 # --- The cookbook pair (Hugging Face cookbook and Open R1, 2025) ------------
 
 
-def published_think_format_reward(completions, **kwargs):
+def published_think_format_reward(
+    completions: Sequence[Any], **kwargs: Any
+) -> list[float]:
     r"""Pay 1.0 for a one-line think block, then a one-line answer block.
 
     >>> text = "<think>9+9</think><answer>18</answer>"
@@ -183,13 +197,13 @@ def published_think_format_reward(completions, **kwargs):
 
 
 def published_accuracy_reward(
-    completions,
-    solution=None,
+    completions: Sequence[Any],
+    solution: Any = None,
     *,
-    parsing_timeout=5,
-    timeout_seconds=5,
-    **kwargs,
-):
+    parsing_timeout: Any = 5,
+    timeout_seconds: Any = 5,
+    **kwargs: Any,
+) -> list[float]:
     r"""Pay 1.0 where math_verify finds the gold in the completion, or no gold.
 
     The two limits are math_verify's own, in seconds. They use an alarm of the
@@ -207,7 +221,7 @@ def published_accuracy_reward(
     """
     from math_verify import LatexExtractionConfig, parse, verify
 
-    def parsed(text):
+    def parsed(text: str) -> Any:
         return parse(
             text,
             extraction_config=[LatexExtractionConfig()],
@@ -215,7 +229,7 @@ def published_accuracy_reward(
             parsing_timeout=parsing_timeout,
         )
 
-    def score(text, gold):
+    def score(text: str, gold: str) -> float:
         parsed_gold = parsed(str(gold))
         if not parsed_gold:
             return 1.0
@@ -239,7 +253,9 @@ COOKBOOK_AS_PUBLISHED = (
 # --- The Arena tutorial's reward.py ------------------------------------------
 
 
-def published_arena_reward(question, answer, completion):
+def published_arena_reward(
+    question: str, answer: str, completion: str
+) -> float:
     r"""Pay 1.0 for the first number in the first answer block, 1.0 for form.
 
     Called by keyword with three texts, for one completion; returns 0.0, 1.0
@@ -262,7 +278,7 @@ def published_arena_reward(question, answer, completion):
     return float(right) + float(bool(form))
 
 
-def _digits_and_commas(text):
+def _digits_and_commas(text: str) -> str | None:
     """Return the first run of digits and commas without its commas."""
     number = _DIGITS_AND_COMMAS.search(text)
     return number and number[0].replace(",", "")

@@ -17,13 +17,15 @@ gold, and most of them a few answers.
 """
 
 import threading
+from collections.abc import Sequence
+from typing import Any
 
 from rewards import expressions
 from rewards.answers import extract_answer, gold_answer, read_turns
 from rewards.batch import gold_column
 from rewards.health import Outcome, report
 from rewards.notation import MAX_CHARS, Unreadable
-from rewards.workers import Workers
+from rewards.workers import Reply, Workers
 
 CPU_SECONDS = 0.5
 """CPU time for one comparison. Most take 0.01 s; CPU time, not the clock,
@@ -36,7 +38,7 @@ REMEMBERED = 50_000
 and never of more than 2,000."""
 
 
-def make_workers(cpu_seconds=CPU_SECONDS):
+def make_workers(cpu_seconds: float = CPU_SECONDS) -> Workers:
     """Return the processes that compare, not started yet.
 
     >>> workers = make_workers()
@@ -53,13 +55,19 @@ def make_workers(cpu_seconds=CPU_SECONDS):
 
 
 _workers = make_workers()
-_known = {}  # (gold, answer) -> Outcome.RIGHT or WRONG
+Pair = tuple[str, str | None]  # a gold and an answer
+_known: dict[Pair, Outcome] = {}  # RIGHT or WRONG
 _lock = threading.Lock()
 
 
 def accuracy_reward(
-    completions, solution=None, *, policy="tagged", prefilled="", **kwargs
-):
+    completions: Sequence[Any],
+    solution: Any = None,
+    *,
+    policy: str = "tagged",
+    prefilled: str = "",
+    **kwargs: Any,
+) -> list[float | None]:
     r"""Pay 1.0 for an answer that means what the gold means, else 0.0.
 
     `solution` holds the gold answers, one for each completion: LaTeX or a
@@ -92,7 +100,9 @@ def accuracy_reward(
     return [outcome.pay(1.0) for outcome in outcomes]
 
 
-def is_equivalent(completion, gold, policy="tagged"):
+def is_equivalent(
+    completion: str, gold: Any, policy: str = "tagged"
+) -> bool | None:
     r"""Tell whether the answer in `completion` means what `gold` means.
 
     Returns True, False, or None when the gold can't be read. `completion` is
@@ -109,7 +119,9 @@ def is_equivalent(completion, gold, policy="tagged"):
     return None if pay is None else bool(pay)
 
 
-def grade(answers, golds):
+def grade(
+    answers: Sequence[str | None], golds: Sequence[Any]
+) -> list[Outcome]:
     r"""Return what became of each answer, a list of `health.Outcome`.
 
     `answers` holds texts, or None where none was given; `golds` what a data
@@ -122,14 +134,14 @@ def grade(answers, golds):
     texts = [gold_answer(gold) for gold in golds]
     answers = [answer or None for answer in answers]  # "" is none either
     pairs = list(zip(texts, answers, strict=True))
-    known = _decide({pair for pair in pairs if pair[0] is not None})
+    known = _decide({(g, a) for g, a in pairs if g is not None})
     return [
         Outcome.NO_GOLD if gold is None else known[gold, answer]
         for gold, answer in pairs
     ]
 
 
-def unusable_golds(golds):
+def unusable_golds(golds: Sequence[Any]) -> list[int]:
     r"""Return the positions of the golds that no answer can be compared with.
 
     For whoever loads a data set: only a completion that repeats such a gold
@@ -145,7 +157,7 @@ def unusable_golds(golds):
     return [i for i, o in enumerate(outcomes) if o is Outcome.NO_GOLD]
 
 
-def _decide(pairs):
+def _decide(pairs: set[Pair]) -> dict[Pair, Outcome]:
     """Return {(gold, answer): Outcome} for pairs of texts.
 
     The pairs of one gold go to one worker, behind a question about the gold
@@ -153,7 +165,7 @@ def _decide(pairs):
     """
     with _lock:
         decided = {pair: _known[pair] for pair in pairs if pair in _known}
-    left = {}
+    left: dict[str, list[str | None]] = {}
     for gold, answer in sorted(pairs - decided.keys(), key=str):
         outcome = _decided_here(gold, answer)
         if outcome is None:
@@ -175,7 +187,7 @@ def _decide(pairs):
     return decided
 
 
-def _decided_here(gold, answer):
+def _decided_here(gold: str, answer: str | None) -> Outcome | None:
     """Return the Outcome if it takes no parser, else None."""
     if answer is not None and expressions.is_clearly_right(gold, answer):
         return Outcome.RIGHT
@@ -194,7 +206,7 @@ def _decided_here(gold, answer):
     return Outcome(expressions.judge(gold, answer))
 
 
-def _outcome(usable, reply=None):
+def _outcome(usable: Reply, reply: Reply | None = None) -> Outcome:
     """Return the Outcome for the replies about a gold, and about a pair.
 
     What makes the comparison with a good gold fail is the answer's fault.
@@ -208,13 +220,13 @@ def _outcome(usable, reply=None):
     return Outcome.TIMEOUT if reply.failure else Outcome(reply.value)
 
 
-def _remember(decided):
+def _remember(decided: dict[Pair, Outcome]) -> None:
     """Keep verdicts, but no failure, which another try may not have."""
     kept = {
         (gold, answer): outcome
         for (gold, answer), outcome in decided.items()
         if outcome in (Outcome.RIGHT, Outcome.WRONG)
-        and len(gold) + len(answer) < 2 * MAX_CHARS
+        and len(gold) + len(answer or "") < 2 * MAX_CHARS
     }
     with _lock:
         if len(_known) + len(kept) > REMEMBERED:

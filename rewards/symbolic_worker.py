@@ -5,6 +5,7 @@ another when that one is killed; so all that is slow is done here, once.
 """
 
 import logging
+from collections.abc import Callable
 
 import math_verify  # noqa: F401  imported for what it imports: sympy and all
 
@@ -25,7 +26,7 @@ for _text in (
     expressions.judge(_text, _text + "+1")
 
 
-def handler():
+def handler() -> Callable[[list[str]], bool | str]:
     """Return what answers a request, [gold] or [gold, answer].
 
     [gold] asks whether the gold can be compared with anything, and gets true
@@ -34,7 +35,7 @@ def handler():
     return _answer
 
 
-def _answer(request):
+def _answer(request: list[str]) -> bool | str:
     if len(request) == 1:
         return expressions.is_readable(*request)
     return expressions.judge(*request)

@@ -5,12 +5,11 @@ which may take seconds, and then forks. The child makes the handler and
 answers requests; before each it asks the kernel to end it at the deadline,
 so that no code, not even a loop in C, runs longer. When the child is gone,
 the keeper says how and forks the next one, in milliseconds. When the parent
-is gone, even by SIGKILL, the keeper ends the child at once. Where there is
-no fork (Windows) the keeper answers by itself and has no limits of its own:
-there the parent's deadline is all.
+is gone, even by SIGKILL, the keeper ends all within a second.
 
-Each request and each reply is a line: a number, a space and JSON. The lines
-"starting" and "ready" frame the time that the making of a handler takes.
+What arrives are the settings, then lines: a number, a space and a request;
+JSON, all of it. A line that leaves is a number, a space and a
+reply, or "starting", "ready", or "failed" and why no handler could be made.
 Nothing here may import from `rewards`: the script runs before the path is
 set.
 """
@@ -21,27 +20,22 @@ import importlib
 import json
 import mmap
 import os
-import select
 import signal
 import sys
-import traceback
-
-try:
-    import resource
-except ImportError:  # Windows
-    resource = None
+from collections.abc import Callable, Iterator
+from typing import Any
 
 MIB = 1024 * 1024
-NOWHERE = -1  # no file descriptor
 LONGEST_DETAIL = 500
+WATCH_SECONDS = 1.0  # how often the keeper looks whether its parent lives
 
 # What the shared cell says while it is not the number of the request in work.
-STARTING = -2  # the child has not had a request yet
+STARTING = -2  # the child has made no handler yet
 CLOSED = -1  # the child has found the pipe closed
 IDLE = 0
 
 
-def lines(descriptor):
+def lines(descriptor: int) -> Iterator[bytes]:
     """Yield the lines that arrive at a file descriptor, until its end."""
     parts = []
     while chunk := os.read(descriptor, 65536):
@@ -52,14 +46,7 @@ def lines(descriptor):
             parts = [part]
 
 
-def write_all(descriptor, data):
-    """Write all of the bytes to a file descriptor."""
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(descriptor, rest) :]
-
-
-def how_it_ended(code):
+def how_it_ended(code: int) -> str:
     """Return an exit code in words.
 
     >>> how_it_ended(-11), how_it_ended(3)
@@ -73,199 +60,165 @@ def how_it_ended(code):
         return f"ended by signal {-code}"
 
 
-def main(size):
-    """Serve until the parent closes its end of the pipe.
+def main(size: int) -> None:
+    """Keep one child serving, until the parent closes the pipe.
 
     The first `size` bytes of it are the settings, as JSON.
     """
+    import resource  # Windows, where rewards is imported too, has none
+
     requests, replies = os.dup(0), os.dup(1)
     # Whatever is printed or asked for from here on stays out of the pipes.
-    _to_nowhere(0, 1)
-    if hasattr(signal, "pthread_sigmask"):
-        # What the parent blocks or ignores is inherited, and would disarm
-        # the deadline or hide the end of a child.
-        signal.pthread_sigmask(signal.SIG_SETMASK, [])
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    if resource:
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _to_nowhere(0, 1, 2)
+    # What the parent blocks or ignores is inherited, and would disarm the
+    # deadline or hide the end of a child.
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     settings = _read_settings(requests, size)
+    _end_with(settings["parent"])
     sys.path[:] = settings["path"]
     module, _, name = settings["factory"].partition(":")
-    factory = getattr(importlib.import_module(module), name)
+    try:
+        factory = getattr(importlib.import_module(module), name)
+    except BaseException as error:
+        return _say(replies, b"failed " + _last_line(error).encode())
     # A collection in a child would touch, and so copy, all that is shared.
     gc.freeze()
-    _Keeper(settings, factory, requests, replies).keep()
+    serving = memoryview(mmap.mmap(-1, 8)).cast("q")  # shared with children
+    while serving[0] != CLOSED:
+        serving[0] = STARTING
+        _say(replies, b"starting")
+        child = os.fork()
+        if not child:
+            _serve(settings, factory, requests, replies, serving)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if serving[0] == STARTING:
+            return _say(replies, b"failed " + how_it_ended(code).encode())
+        if serving[0] > IDLE:
+            _say(replies, b"%d " % serving[0] + _loss(settings, code))
 
 
-def _read_settings(descriptor, size):
-    # Not a byte more, since the first request may already follow.
-    text = bytearray()
+def _read_settings(descriptor: int, size: int) -> dict[str, Any]:
+    # Not a byte more: the first request, which is a child's, may follow.
+    text = b""
     while len(text) < size and (part := os.read(descriptor, size - len(text))):
         text += part
     return json.loads(text)
 
 
-class _Keeper:
-    def __init__(self, settings, factory, requests, replies):
-        self.settings = settings
-        self.factory = factory
-        self.requests = requests
-        self.replies = replies
-        self.life = NOWHERE  # open in a child, as long as it lives
-        # Shared with the children: the number of the request in work.
-        self.serving = memoryview(mmap.mmap(-1, 8)).cast("q")
+def _end_with(parent: int) -> None:
+    """Look from time to time whether the parent lives, and end with it."""
 
-    def keep(self):
-        """Keep one child serving, until the parent closes the pipe."""
-        # A broken pipe: the parent went while a request was in work.
-        with contextlib.suppress(BrokenPipeError):
-            while self.serving[0] != CLOSED:
-                self.replace_child()
-        if hasattr(os, "getpgrp") and os.getpgrp() == os.getpid():
-            # End, too, what a handler may have left running.
-            os.kill(0, signal.SIGKILL)
+    def look(*_: object) -> None:
+        if os.getppid() != parent:
+            os.kill(0, signal.SIGKILL)  # and all that a handler has started
 
-    def replace_child(self):
-        """Serve by a new child, and report it if it was lost in a request."""
-        self.serving[0] = STARTING
-        self.say(b"starting")
-        forks = hasattr(os, "fork")
-        code = self.serve_in_child() if forks else self.serve()
-        if self.serving[0] == STARTING:
-            print("No handler:", how_it_ended(code), file=sys.stderr)
-            sys.stderr.flush()
-            os._exit(1)
-        if self.serving[0] > IDLE:
-            self.say(b"%d " % self.serving[0] + self.loss(code))
+    signal.signal(signal.SIGALRM, look)
+    signal.setitimer(signal.ITIMER_REAL, WATCH_SECONDS, WATCH_SECONDS)
 
-    def say(self, text):
-        # The first newline ends a line that was left unfinished.
-        write_all(self.replies, b"\n" + text + b"\n")
 
-    def serve_in_child(self):
-        end_of_child, self.life = os.pipe()
-        child = os.fork()
-        if not child:
-            os.close(end_of_child)
-            _exit_with(self.serve)
-        os.close(self.life)
-        orphaned = self.parent_ends_before(end_of_child)
-        os.close(end_of_child)
-        if orphaned:
-            os.kill(child, signal.SIGKILL)
-        status = os.waitpid(child, 0)[1]
-        if orphaned:
-            self.serving[0] = CLOSED
-        return os.waitstatus_to_exitcode(status)
+def _serve(
+    settings: dict[str, Any],
+    factory: Callable[..., Any],
+    requests: int,
+    replies: int,
+    serving: memoryview,
+) -> None:
+    """Make the handler and answer until it must be replaced; ends the child.
 
-    def parent_ends_before(self, end_of_child):
-        """Wait for one of the two to hang up; tell whether the parent did."""
-        ends = select.poll()
-        ends.register(end_of_child, select.POLLIN)
-        ends.register(self.requests, 0)  # not what is sent, only its end
-        return end_of_child not in dict(ends.poll())
+    Without the clean-up of an interpreter: what a handler left behind, such
+    as a thread that never ends, can't hold this process up.
+    """
+    own = os.getpid()
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    try:
+        handler = factory(*settings["arguments"])
+    except BaseException as error:
+        _say(replies, b"failed " + _last_line(error).encode())
+        os._exit(1)
+    limits = _Limits(settings)
+    serving[0] = IDLE
+    _say(replies, b"ready")
+    for line in lines(requests):
+        number, _, text = line.partition(b" ")
+        serving[0] = int(number)
+        reply = _answer(handler, text, limits)
+        if os.getpid() != own:  # a copy that the handler has forked
+            os._exit(0)
+        _say(replies, number + b" " + reply)
+        serving[0] = IDLE
+        if limits.outgrown():
+            os._exit(0)
+    serving[0] = CLOSED
+    os._exit(0)
 
-    def serve(self):
-        """Make the handler and answer requests until it must be replaced."""
-        self.leave_pipes_at_fork()
-        handler = self.factory(*self.settings["arguments"])
-        _to_nowhere(2)
-        limits = _Limits(self.settings)
-        self.say(b"ready")
-        for line in lines(self.requests):
-            number, _, text = line.partition(b" ")
-            self.serving[0] = int(number)
-            reply = _answer(handler, text, limits)
-            self.say(number + b" " + reply)
-            self.serving[0] = IDLE
-            if limits.outgrown():
-                return 0
-        self.serving[0] = CLOSED
-        return 0
 
-    def leave_pipes_at_fork(self):
-        """See that what a handler forks neither holds the pipes nor serves.
-
-        A copy that returns from the handler fails to reply, and ends.
-        """
-
-        def leave():
-            if self.replies != NOWHERE:
-                os.close(self.requests)
-                os.close(self.replies)
-                os.close(self.life)
-            self.requests = self.replies = NOWHERE
-
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=leave)
-
-    def loss(self, code):
-        """Return the reply to the request in which a child was lost."""
-        cpu, wall = (self.settings[k] for k in ("cpu_seconds", "wall_seconds"))
-        if code == -signal.SIGPROF:
-            return _failure("timeout", f"more than {cpu:g} s of CPU time")
-        if code == -signal.SIGALRM:
-            return _failure("timeout", f"more than {wall:g} s")
-        if code == -signal.SIGKILL:
-            # Nothing here sends it to a child alone: the kernel does so when
-            # the machine runs out of memory.
-            return _failure("memory", "killed, as a full memory does")
-        return _failure("crash", how_it_ended(code))
+def _loss(settings: dict[str, Any], code: int) -> bytes:
+    """Return the reply to the request in which a child was lost."""
+    if code == -signal.SIGPROF:
+        detail = f"more than {settings['cpu_seconds']:g} s of CPU time"
+        return _failure("timeout", detail)
+    if code == -signal.SIGALRM:
+        return _failure("timeout", f"more than {settings['wall_seconds']:g} s")
+    if code == -signal.SIGKILL:
+        # Nothing here sends it to a child alone: the kernel does so when
+        # the machine runs out of memory.
+        return _failure("memory", "killed, as a full memory does")
+    return _failure("crash", how_it_ended(code))
 
 
 class _Limits:
     """The deadlines and the memory of one request, set in the kernel."""
 
-    def __init__(self, settings):
+    def __init__(self, settings: dict[str, Any]) -> None:
         self.cpu = settings["cpu_seconds"]
         self.wall = settings["wall_seconds"]
         self.memory = settings["memory_mib"] * MIB
-        self.timed = hasattr(signal, "setitimer")
-        try:
-            self.sizes = os.open("/proc/self/statm", os.O_RDONLY)
-        except OSError:  # neither Linux nor a way to limit memory
-            self.sizes = None
-        self.first_size = self.size()
+        self.first_size = _size()
         self.exceeded = False
 
-    def size(self):
-        """Return the bytes of address space in use, 0 if not known."""
-        if self.sizes is None or not resource:
-            return 0
-        pages = os.pread(self.sizes, 32, 0).partition(b" ")[0]
-        return int(pages) * resource.getpagesize()
-
-    def outgrown(self):
+    def outgrown(self) -> bool:
         """Should the process be replaced, because of its memory?"""
-        return self.exceeded or self.size() > self.first_size + self.memory
+        return self.exceeded or _size() > self.first_size + self.memory
 
-    def start(self):
+    def start(self) -> None:
         # Every request gets the same memory, whatever those before it left.
         if self.first_size:
-            _limit_address_space(self.size() + self.memory)
-        if self.timed:
-            # A handler may have set these signals to something else.
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.signal(signal.SIGPROF, signal.SIG_DFL)
-            signal.setitimer(signal.ITIMER_REAL, self.wall)
-            signal.setitimer(signal.ITIMER_PROF, self.cpu)
+            _limit_address_space(_size() + self.memory)
+        # A handler may have set these signals to something else.
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.signal(signal.SIGPROF, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, self.wall)
+        signal.setitimer(signal.ITIMER_PROF, self.cpu)
 
-    def stop(self):
-        if self.timed:
-            signal.setitimer(signal.ITIMER_PROF, 0)
-            signal.setitimer(signal.ITIMER_REAL, 0)
-        if self.first_size:
-            _limit_address_space(None)
+    def stop(self) -> None:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        _limit_address_space(None)
 
 
-def _limit_address_space(size):
+def _size() -> int:
+    """Return the bytes of address space in use, 0 where it isn't Linux."""
+    try:
+        with open("/proc/self/statm", "rb") as sizes:
+            return int(sizes.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
+def _limit_address_space(size: int | None) -> None:
+    import resource
+
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     if size is None or (hard != resource.RLIM_INFINITY and size > hard):
         size = hard
     resource.setrlimit(resource.RLIMIT_AS, (size, hard))
 
 
-def _answer(handler, text, limits):
+def _answer(
+    handler: Callable[[Any], Any], text: bytes, limits: _Limits
+) -> bytes:
     try:
         limits.start()
         value = handler(json.loads(text))
@@ -281,37 +234,34 @@ def _answer(handler, text, limits):
     return _failure("memory", f"more than {limits.memory // MIB} MiB")
 
 
-def _failure(failure, detail):
+def _failure(failure: str, detail: str) -> bytes:
     return json.dumps({"failure": failure, "detail": detail}).encode()
 
 
-def _last_line(error):
+def _last_line(error: BaseException) -> str:
     try:
-        text = str(error)
+        text = " ".join(str(error).split())
     except BaseException:
         text = "(an error whose text can't be read)"
-    return f"{type(error).__name__}: {text}"[:LONGEST_DETAIL]
+    text = f"{type(error).__name__}: {text}"[:LONGEST_DETAIL]
+    return text.encode(errors="replace").decode()
 
 
-def _to_nowhere(*descriptors):
+def _say(descriptor: int, line: bytes) -> None:
+    # The first newline ends a line that was left unfinished.
+    rest = memoryview(b"\n" + line + b"\n")
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
+
+
+def _to_nowhere(*descriptors: int) -> None:
     nowhere = os.open(os.devnull, os.O_RDWR)
     for descriptor in descriptors:
         os.dup2(nowhere, descriptor)
     os.close(nowhere)
 
 
-def _exit_with(function, *arguments):
-    # Without the clean-up of an interpreter: what a handler left behind,
-    # such as a thread that never ends, can't hold this process up.
-    code = 1
-    try:
-        function(*arguments)
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-    sys.stderr.flush()
-    os._exit(code)
-
-
 if __name__ == "__main__":
-    _exit_with(main, int(sys.argv[1]))
+    with contextlib.suppress(BrokenPipeError):  # the parent is gone
+        main(int(sys.argv[1]))
+    os.kill(0, signal.SIGKILL)  # what a handler may have left running

@@ -581,8 +581,8 @@ figures.answers_table(before, after)
 
 # %% [markdown]
 # The pocket model was made so that a reader without a GPU sees real learning.
-# Whether it shows it is checked here, not promised. (What it learns is narrow:
-# mostly the sign in equations such as $x + 3 = 22$.)
+# Whether it shows it is checked here, not promised. (What it learned in
+# our runs is narrow: mostly the sign in equations such as $x + 3 = 22$.)
 
 # %%
 from grpo_lab.pocket import target
@@ -789,8 +789,8 @@ _, along = judged["paid for effort"]
 figures.answers_table(along[0], list(along.values())[-1], lost_first=True)
 
 # %% [markdown]
-# Look at the tags: `<think>` again and again, which is paid like thought. The
-# reward does not show this. Held-out accuracy does, and reading a few
+# Look at the tags: in our runs `<think>` again and again, which is paid like
+# thought. The reward does not show this. Held-out accuracy does, and reading a few
 # completions does. It could have been known before: `check_reward` of
 # [lesson 1](01_rewards.ipynb) writes right and wrong answers to some questions,
 # and looks at what they are paid.

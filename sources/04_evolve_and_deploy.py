@@ -742,7 +742,7 @@ figures.table(listed[["name", "checkpoint", "status"]])
 # - A reward file and a manifest are proved before anything is spent; what is
 #   doubtful is said.
 # - Evolution keeps the best, copies winners and changes their settings; on one
-#   CPU the same seed gives the same lineage.
+#   CPU, with the same number of threads, the same seed gives the same lineage.
 # - Fitness selects, so it flatters. Judge on questions that selected nothing,
 #   against the same budget without evolution.
 # - Merge into 16-bit weights, check the answers, and ask with the prompt of

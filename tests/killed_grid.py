@@ -129,7 +129,9 @@ def main(output_dir: str, *models: str) -> None:
 
     import grpo_lab.grid  # noqa: F401
 
-    torch.set_num_threads(1)
+    # As in the process of the test, which compares with its own run.
+    threads = int(os.environ.get("GRPO_LAB_TEST_THREADS", "1"))
+    torch.set_num_threads(threads)
     for name in (
         "in training",
         "in a checkpoint",

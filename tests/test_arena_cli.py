@@ -1,9 +1,9 @@
 """The arena in a terminal: what is typed, printed, and the exit codes."""
 
+import argparse
 import inspect
 import json
 import re
-import resource
 import shlex
 import signal
 import subprocess
@@ -16,11 +16,10 @@ from pathlib import Path
 import filelock
 import pandas as pd
 import pytest
-import typer
 import yaml
-from typer.testing import CliRunner
 
 from grpo_lab.arena import cli, job, manifest
+from grpo_lab.arena import experiment as experiments
 from grpo_lab.arena.client import LocalArena, Submitted
 from grpo_lab.arena.experiment import LOCK
 from grpo_lab.arena.lint import Finding
@@ -38,71 +37,35 @@ def reward(question, answer, completion):
     return float(f"<answer>{gold}</answer>" in completion)
 """
 
+# fmt: off
 STATUS = {
-    "status": "running",
-    "reason": "",
-    "step": 3,
-    "steps": 8,
-    "generation": 0,
-    "member": 1,
-    "reward": 0.25,
-    "seconds_per_step": 1.5,
-    "heartbeat": 0.1,
+    "status": "running", "reason": "", "step": 3, "steps": 8, "generation": 0,
+    "member": 1, "reward": 0.25, "seconds_per_step": 1.5, "heartbeat": 0.1,
 }
 RECORD = {
-    "name": "e-1",
-    "created": 1.0,
-    "project": "p",
-    "dataset": "d",
+    "name": "e-1", "created": 1.0, "project": "p", "dataset": "d",
     "control": False,
 }
 CHECKPOINT = {
-    "name": "step_10",
-    "step": 10,
-    "member": 2,
-    "completions": 160,
-    "accuracy": 0.5,
-    "low": 0.4,
-    "high": 0.6,
-    "mean_reward": 1.25,
+    "name": "step_10", "step": 10, "member": 2, "completions": 160,
+    "accuracy": 0.5, "low": 0.4, "high": 0.6, "mean_reward": 1.25,
     "size_mb": 0.88,
 }
+AGREEMENT = {
+    "questions": 50, "adapter_correct": 31, "merged_correct": 30,
+    "same_text": 48, "worse": False,
+}
 DEPLOYMENT = {
-    "name": "e-1",
-    "checkpoint": "step_10",
-    "agreement": {
-        "questions": 50,
-        "adapter_correct": 31,
-        "merged_correct": 30,
-        "same_text": 48,
-        "worse": False,
-    },
-    "status": "serving",
-    "url": "http://127.0.0.1:8001/v1",
-    "pid": 7,
+    "name": "e-1", "checkpoint": "step_10", "agreement": AGREEMENT,
+    "status": "serving", "url": "http://127.0.0.1:8001/v1", "pid": 7,
+}
+FIRST = {
+    "generation": 1, "step": 10, "rank": 1, "member": 0, "parent": None,
+    "born": 1, "change": "", "learning_rate": 1e-12, "beta": 0.001,
+    "accuracy": 0.5, "low": 0.4, "high": 0.6, "mean_reward": float("nan"),
 }
 LINEAGE = pd.DataFrame(
-    [
-        {
-            "generation": 1,
-            "step": 10,
-            "rank": rank,
-            "member": member,
-            "parent": parent,
-            "born": 1,
-            "change": change,
-            "learning_rate": 1e-12,
-            "beta": 0.001,
-            "accuracy": 0.5,
-            "low": 0.4,
-            "high": 0.6,
-            "mean_reward": float("nan"),
-        }
-        for rank, member, parent, change in [
-            (1, 0, None, ""),
-            (2, 2, 1, "lr x0.8"),
-        ]
-    ]
+    [FIRST, FIRST | {"member": 2, "parent": 1, "change": "lr x0.8"}]
 ).astype({"parent": "Int64"})
 SUBMITTED = Submitted(
     name="e-1",
@@ -112,15 +75,15 @@ SUBMITTED = Submitted(
     plan={"members at a time": 2},
 )
 DATASET = {
-    "name": "gsm8k",
-    "category": "reasoning",
-    "rows": 5,
-    "source": "rows.jsonl",
-    "nulls": 1,
-    "unreadable": 2,
-    "repeated": 3,
+    "name": "gsm8k", "category": "reasoning", "rows": 5,
+    "source": "rows.jsonl", "nulls": 1, "unreadable": 2, "repeated": 3,
     "description": "",
 }
+RESOURCE = {
+    "id": "local-cpu", "device": "a CPU", "nodes": 1, "memory_gib": 8.0,
+    "free_disk_gib": 9.0,
+}
+# fmt: on
 
 
 @dataclass(frozen=True)
@@ -149,7 +112,7 @@ class FakeAgent:
 
     def generate_stream(self, prompt):
         for piece in ("12", " + ", "7"):
-            self.seen.append(sys.stdout.buffer.getvalue().decode())
+            self.seen.append(sys.stdout.getvalue())
             yield piece
             if self.breaks:
                 raise LabError("The server gave no answer.")
@@ -163,27 +126,14 @@ class FakeArena:
     def __init__(self) -> None:
         self.home = Path("somewhere")
         self.calls = []
-        self.deployments = [{"name": "e-1"}]
-        self.store = types.SimpleNamespace(all=lambda kind: self.deployments)
         self.agent = FakeAgent()
         self.answers = {
             "create_dataset": DATASET,
-            # As registered, and as on the Hub.
-            "list_datasets": [
-                DATASET | {"id": "a", "downloads": 1, "likes": 0}
-            ],
+            "list_datasets": [DATASET],
             "dataset_exists": True,
             "create_project": {"name": "p"},
             "list_projects": [],
-            "list_resources": [
-                {
-                    "id": "local-cpu",
-                    "device": "a CPU",
-                    "nodes": 1,
-                    "memory_gib": 8.0,
-                    "free_disk_gib": 9.0,
-                }
-            ],
+            "list_resources": [RESOURCE],
             "submit_experiment": SUBMITTED,
             "list_experiments": [RECORD | STATUS],
             "watch_experiment": [STATUS, STATUS | {"status": "done"}],
@@ -193,7 +143,8 @@ class FakeArena:
             "list_checkpoints": [CHECKPOINT],
             "experiment_lineage": LINEAGE,
             "deploy_agent": DEPLOYMENT,
-            "list_inference_deployments": [DEPLOYMENT],
+            "list_inference_deployments": [DEPLOYMENT | {"default": True}],
+            "default_agent": "e-1",
         }
 
     def __getattr__(self, verb):
@@ -203,6 +154,7 @@ class FakeArena:
             given = signature.bind(self, *args, **options).arguments
             given.pop("self")
             # What is None was not typed.
+            given |= given.pop("cluster", {})
             self.calls.append(
                 (verb, {k: v for k, v in given.items() if v is not None})
             )
@@ -219,38 +171,65 @@ class FakeArena:
 @pytest.fixture
 def fake(monkeypatch) -> FakeArena:
     arena = FakeArena()
-    monkeypatch.setattr(cli, "LocalArena", lambda home: arena)
-    monkeypatch.setattr(cli.environment, "prepare", lambda: None)
+    monkeypatch.setattr(cli, "LocalArena", Pretended(arena))
     return arena
+
+
+class Pretended:
+    """In place of the class `LocalArena`: its methods, but one arena."""
+
+    def __init__(self, arena: FakeArena) -> None:
+        self.arena = arena
+
+    def __call__(self, home):
+        return self.arena
+
+    def __getattr__(self, name):
+        return getattr(LocalArena, name)
 
 
 @pytest.fixture
 def home(monkeypatch, tmp_path) -> Path:
-    monkeypatch.setattr(cli.environment, "prepare", lambda: None)
     monkeypatch.setenv("GRPO_LAB_ARENA", str(tmp_path / "home"))
     return tmp_path / "home"
 
 
-def typed(*words: str, code: int = 0):
-    """The result of a command; no traceback, and the exit code."""
-    result = CliRunner().invoke(cli.app, words)
-    if not isinstance(result.exception, (SystemExit, type(None))):
-        raise result.exception
-    assert result.exit_code == code, result.output
-    return result
+@pytest.fixture
+def typed(capsys):
+    """Type a line, as text or in words; what it prints."""
+
+    def type_line(*words: str, code: int = 0):
+        words = shlex.split(words[0]) if len(words) == 1 else words
+        capsys.readouterr()
+        try:
+            found = cli.main(words)
+        except SystemExit as stop:  # from argparse
+            found = stop.code
+        shown = capsys.readouterr()
+        assert found == code, shown.out + shown.err
+        return shown
+
+    return type_line
 
 
-def line(text: str, code: int = 0):
-    return typed(*shlex.split(text), code=code)
+@pytest.fixture
+def value(typed):
+    """The value of a line with --json."""
 
+    def type_line(*words: str, code: int = 0):
+        words = shlex.split(words[0]) if len(words) == 1 else words
+        return json.loads(typed("--json", *words, code=code).out)
 
-def value(*words: str, code: int = 0):
-    return json.loads(typed("--json", *words, code=code).stdout)
+    return type_line
 
 
 # --- The lines of the tutorial, and all others ------------------------------
 
 WENG = "Weng earns $12 an hour. How much did she earn in 50 minutes?"
+SUBMIT = "experiments submit m.yaml --reward-file r.py"
+E = {"experiment_name": "e"}
+AGENT = {"deployment_name": "e"}
+# fmt: off
 LINES = [
     (
         "datasets create gsm8k --category reasoning "
@@ -258,33 +237,25 @@ LINES = [
         f"--column-mapping '{MAPPING}'",
         "create_dataset",
         {
-            "name": "gsm8k",
-            "category": "reasoning",
-            "column_mapping": MAPPING,
-            "hf_dataset_name": "openai/gsm8k",
-            "hf_config": "main",
-            "hf_split": "train",
-            "description": "",
+            "name": "gsm8k", "category": "reasoning",
+            "column_mapping": MAPPING, "hf_dataset_name": "openai/gsm8k",
+            "hf_config": "main", "hf_split": "train",
         },
     ),
     (
-        "datasets create d --category sft --file r.csv --description 'my own' "
-        "--column-mapping '{}'",
+        "datasets create d --category sft --file r.csv --description 'my own'",
         "create_dataset",
         {
-            "name": "d",
-            "category": "sft",
-            "column_mapping": "{}",
-            "file": Path("r.csv"),
+            "name": "d", "category": "sft", "file": Path("r.csv"),
             "description": "my own",
         },
     ),
     ("datasets list", "list_datasets", {}),
+    ("datasets list --search gsm", "list_datasets", {"search": "gsm"}),
     ("datasets exists gsm8k", "dataset_exists", {"name": "gsm8k"}),
     ("datasets delete gsm8k", "delete_dataset", {"name": "gsm8k"}),
     (
-        'projects create "GSM8K Tutorial" --llm-based',
-        "create_project",
+        'projects create "GSM8K Tutorial" --llm-based', "create_project",
         {"name": "GSM8K Tutorial", "llm_based": True},
     ),
     (
@@ -302,120 +273,86 @@ LINES = [
         "submit_experiment",
         {
             "manifest": Path("gsm8k_grpo.yaml"),
-            "reward_file": Path("reward.py"),
-            "resource_id": "arena-medium",
-            "num_nodes": 2,
-            "project": "GSM8K Tutorial",
+            "reward_file": Path("reward.py"), "resource_id": "arena-medium",
+            "num_nodes": 2, "project": "GSM8K Tutorial",
             "experiment_name": "gsm8k-grpo-v1",
-            "control": False,
-            "force": False,
         },
     ),
     (
-        "experiments submit m.yaml --reward-file r.py --completion 72 "
-        "--control --force",
+        SUBMIT + " --completion 72 --control --force --engine ray --cpus 2",
         "submit_experiment",
         {
-            "manifest": Path("m.yaml"),
-            "reward_file": Path("r.py"),
-            "completion": "72",
-            "control": True,
-            "force": True,
+            "manifest": Path("m.yaml"), "reward_file": Path("r.py"),
+            "completion": "72", "control": True, "force": True,
+            "engine": "ray", "cpus": 2.0,
         },
     ),
     ("experiments list", "list_experiments", {}),
-    ("experiments watch e", "watch_experiment", {"experiment_name": "e"}),
-    ("experiments stop e", "stop_experiment", {"experiment_name": "e"}),
-    ("experiments resume e", "resume_experiment", {"experiment_name": "e"}),
+    ("experiments watch e", "watch_experiment", E),
+    ("experiments stop e", "stop_experiment", E),
+    ("experiments resume e", "resume_experiment", E),
     (
-        "experiments resume e --max-steps 99",
+        "experiments resume e --max-steps 99 --engine ray --address auto "
+        "--gpus 0.5",
         "resume_experiment",
-        {"experiment_name": "e", "max_steps": 99},
+        E | {"max_steps": 99, "engine": "ray", "address": "auto", "gpus": 0.5},
     ),
     (
-        "experiments metrics gsm8k-grpo-v1 --output-file metrics.csv",
+        "experiments metrics e --output-file metrics.csv",
         "download_experiment_metrics",
-        {
-            "experiment_name": "gsm8k-grpo-v1",
-            "output_path": Path("metrics.csv"),
-        },
+        E | {"output_path": Path("metrics.csv")},
     ),
+    ("experiments checkpoints e", "list_checkpoints", E),
+    ("experiments lineage e", "experiment_lineage", E),
+    ("experiments delete e", "delete_experiment", E),
+    ("agent deploy e", "deploy_agent", E),
     (
-        "experiments checkpoints gsm8k-grpo-v1",
-        "list_checkpoints",
-        {"experiment_name": "gsm8k-grpo-v1"},
+        "agent deploy e --checkpoint step_500 --port 8001", "deploy_agent",
+        E | {"checkpoint": "step_500", "port": 8001},
     ),
-    ("experiments lineage e", "experiment_lineage", {"experiment_name": "e"}),
-    ("experiments delete e", "delete_experiment", {"experiment_name": "e"}),
-    (
-        "agent deploy gsm8k-grpo-v1",
-        "deploy_agent",
-        {"experiment_name": "gsm8k-grpo-v1"},
-    ),
-    (
-        "agent deploy gsm8k-grpo-v1 --checkpoint step_500 --port 8001",
-        "deploy_agent",
-        {
-            "experiment_name": "gsm8k-grpo-v1",
-            "checkpoint": "step_500",
-            "port": 8001,
-        },
-    ),
-    ("agent run e", "set_default_agent", {"deployment_name": "e"}),
+    ("agent run e", "set_default_agent", AGENT),
     ("agent list", "list_inference_deployments", {}),
-    ("agent stop e", "stop_deployment", {"deployment_name": "e"}),
-    ("agent delete e", "delete_deployment", {"deployment_name": "e"}),
+    ("agent stop e", "stop_deployment", AGENT),
+    ("agent delete e", "delete_deployment", AGENT),
+    (f'agent generate e --prompt "{WENG}"', "open_inference_agent", AGENT),
     (
-        f'agent generate gsm8k-grpo-v1 --prompt "{WENG}"',
+        "agent generate --prompt hi --max-new-tokens 9",
         "open_inference_agent",
-        {"deployment_name": "gsm8k-grpo-v1"},
-    ),
-    (
-        "agent generate e --prompt hi --max-new-tokens 9",
-        "open_inference_agent",
-        {"deployment_name": "e", "max_new_tokens": 9},
+        {"deployment_name": "e-1", "max_new_tokens": 9},
     ),
 ]
+# fmt: on
 
 
 @pytest.mark.parametrize(("text", "verb", "given"), LINES)
-def test_a_line_calls_its_verb_with_what_was_typed(fake, text, verb, given):
-    line(text)
+def test_a_line_calls_its_verb_and_json_is_one_value(
+    fake, typed, text, verb, given
+):
+    typed(text)
     assert (verb, given) in fake.calls
-
-
-@pytest.mark.parametrize("text", sorted({one for one, _, _ in LINES}))
-def test_json_is_one_value_and_nothing_else(fake, text):
-    json.loads(line(f"--json {text}").stdout)
-
-
-def test_a_search_shows_what_the_hub_has(fake):
-    hit = {"id": "openai/gsm8k", "downloads": 10, "likes": 3}
-    fake.answers["list_datasets"] = [hit]
-    assert "openai/gsm8k" in line("datasets list --search gsm").stdout
-    assert fake.calls == [("list_datasets", {"search": "gsm"})]
+    json.loads(typed(f"--json {text}").out)
 
 
 # --- Help -------------------------------------------------------------------
 
 
-def commands(command=None, path=()):
+def commands(parser=None, path=()):
     """Every group and verb: the words that lead to it."""
-    command = command or typer.main.get_command(cli.app)
     yield path
-    for name, one in getattr(command, "commands", {}).items():
-        yield from commands(one, (*path, name))
+    for action in (parser or cli.parser())._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, one in action.choices.items():
+                yield from commands(one, (*path, name))
 
 
 @pytest.mark.parametrize("path", list(commands()), ids=" ".join)
-def test_every_help_shows_examples_that_run(fake, path, tmp_path, monkeypatch):
+def test_every_help_shows_examples_that_run(
+    fake, typed, path, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "80")
-    for name in ("mine.yaml", "gsm8k_grpo.yaml"):
-        Path(name).write_text(manifest.EXAMPLE)
-    help_text = typed(*path, "--help").stdout
-    # In a listing of verbs no sentence is cut.
-    assert "..." not in help_text.partition("Commands:")[2]
+    Path("gsm8k_grpo.yaml").write_text(manifest.EXAMPLE)
+    help_text = typed(*path, "--help").out
+    assert not re.search(r"None|Args:|Returns:|`\w+_\w+`", help_text)
     shown = help_text.partition("Example:\n")[2].replace("\\\n", "")
     lines = [one for one in shown.splitlines() if one.strip()]
     assert lines
@@ -426,55 +363,47 @@ def test_every_help_shows_examples_that_run(fake, path, tmp_path, monkeypatch):
         typed(*words[3:])
 
 
-def test_a_group_without_a_verb_shows_its_help():
-    assert "Commands:" in typed("experiments", code=2).output
-
-
 @pytest.mark.parametrize(
-    "text",
+    ("text", "said"),
     [
-        "experiments lsit",
-        "datasets create x",
-        "agent generate e",
-        "agent deploy e --port 0",
-        "agent generate e --prompt hi --max-new-tokens 0",
-        "experiments submit m.yaml --reward-file r.py --num-nodes two",
+        ("experiments", "verbs:"),
+        ("", "groups:"),
+        ("experiments lsit", "invalid choice: 'lsit'"),
+        ("datasets create x", "--category"),
+        ("agent generate e", "--prompt"),
+        (SUBMIT + " --num-nodes two", "invalid int value"),
     ],
 )
-def test_a_usage_error_is_wrong_input(fake, text):
-    result = line(text, code=2)
-    assert "Error:" in result.stderr
-    assert not result.stdout
+def test_a_usage_error_is_wrong_input(fake, typed, text, said):
+    result = typed(*shlex.split(text), code=2)
+    assert said in result.err and not result.out
     assert fake.calls == []
 
 
 def clean(code: str) -> subprocess.CompletedProcess:
+    """Run code in a process of its own."""
     return subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
 
 
-def test_help_and_lists_load_no_training_library(tmp_path):
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run(
-        [sys.executable, "-m", "grpo_lab.arena", "--help"],
-        check=True,
-        capture_output=True,
-        timeout=120,
-    )
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    used = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
-    assert used < 5  # seconds of CPU; waiting for a busy machine is not it
-    place = ["--home", str(tmp_path)]
+def test_lists_and_a_stop_load_no_training_library(tmp_path):
+    """A process: what it has imported; and --help makes no directory."""
+    home = tmp_path / "home"
+    (tmp_path / "manifest.yaml").write_text(manifest.EXAMPLE)
     found = clean(
-        "import sys\n"
+        "import os, sys\n"
         "from grpo_lab.arena import cli\n"
-        "for words in (['--help'], ['datasets', 'list'], ['projects', 'list'],"
-        " ['experiments', 'list'], ['manifest', 'example']):\n"
-        f"    cli.app({place!r} + words, standalone_mode=False)\n"
+        f"place = ['--home', {str(home)!r}]\n"
+        "try: cli.main([*place, 'datasets', 'list', '--help'])\n"
+        "except SystemExit: pass\n"
+        f"assert not os.path.exists({str(home)!r})\n"
+        "for words in ('datasets list', 'projects list', 'experiments list',"
+        " 'agent list', 'agent stop x', 'manifest example'):\n"
+        "    cli.main([*place, *words.split()])\n"
         "print(sorted({'torch', 'transformers', 'datasets', 'pandas'} "
         "& set(sys.modules)))"
     )
@@ -484,118 +413,95 @@ def test_help_and_lists_load_no_training_library(tmp_path):
 # --- Errors -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("error", [LabError("No."), RewardError("No.")])
-def test_an_error_to_put_right_is_one_paragraph(fake, error):
-    fake.answers["submit_experiment"] = error
-    result = line("experiments submit m.yaml --reward-file r.py", code=2)
-    assert result.stdout == ""
-    assert result.stderr.splitlines()[-1] == "No."
-    assert "Traceback" not in result.stderr
-
-
-def test_codes_in_an_error_do_not_reach_the_terminal(fake):
-    fake.answers["list_projects"] = LabError("Its log ends in: \x1b[31mred")
-    assert "\\x1b[31mred" in line("projects list", code=2).stderr
-
-
-def test_an_error_that_names_a_call_says_what_to_type(fake):
-    fake.answers["list_projects"] = LabError("Make one with create_project.")
-    assert line("projects list", code=2).stderr == (
-        "Make one with create_project. In a terminal create_project is "
-        "`python -m grpo_lab.arena projects create`.\n"
+@pytest.mark.parametrize("kind", [LabError, RewardError])
+def test_an_error_to_put_right_is_one_paragraph_and_the_way_out(
+    fake, typed, kind
+):
+    """Codes that it quotes do not reach the terminal."""
+    fake.answers["list_projects"] = kind(
+        "Its log ends in \x1b[31mred. Make one with create_project."
     )
-
-
-def test_what_is_to_be_typed_for_a_call_exists():
-    known = {" ".join(path) for path in commands()}
-    for verb, words in cli.VERBS.items():
-        assert callable(getattr(LocalArena, verb))
-        assert words in known
+    result = typed("projects list", code=2)
+    assert result.out == ""
+    assert result.err == (
+        "Its log ends in \\x1b[31mred. Make one with create_project. In a "
+        "terminal create_project is `python -m grpo_lab.arena projects "
+        "create`.\n"
+    )
 
 
 def test_every_verb_that_an_error_names_can_be_typed():
     sources = Path(cli.__file__).parent.glob("*.py")
     text = "".join(one.read_text() for one in sources)
-    verbs = {name for name in vars(LocalArena) if not name.startswith("_")}
-    named = set(re.findall(r"with \"?\s*f?\"?(\w+_\w+)", text)) & verbs
-    assert named
-    assert named <= set(cli.VERBS)
+    verbs = {name for name in dir(LocalArena) if not name.startswith("_")}
+    verbs -= {"experiment_status", "experiment_exists"}
+    named = (
+        set(re.findall(r"(?:with|:|or) \"?\s*f?\"?(\w+_\w+)", text)) & verbs
+    )
+    assert len(named) > 5
+    assert named <= {verb.calls for verb in cli.VERBS.values()}
 
 
-def test_ctrl_c_is_130(fake):
+def test_ctrl_c_is_130(fake, typed):
     fake.answers["submit_experiment"] = KeyboardInterrupt()
-    result = line("experiments submit m.yaml --reward-file r.py", code=130)
-    assert "Interrupted." in result.stderr
+    assert "Interrupted." in typed(SUBMIT, code=130).err
 
 
 def test_a_bug_shows_its_traceback_but_no_values():
+    """A process: its exit code and both streams."""
     found = clean(
+        "import sys\n"
         "from grpo_lab.arena import cli\n"
-        "def broken(home):\n"
+        "def broken(self, home):\n"
         "    token = 'hf_' + 'secret'\n"
         "    raise RuntimeError('a bug')\n"
-        "cli.LocalArena = broken\n"
-        "import sys\n"
-        "sys.argv = ['arena', 'projects', 'list']\n"
-        "cli.main()"
+        "cli.LocalArena.__init__ = broken\n"
+        "sys.exit(cli.main(['projects', 'list']))\n"
     )
     assert found.returncode == 1
-    assert "Traceback" in found.stderr
     assert "RuntimeError: a bug" in found.stderr
     assert "hf_secret" not in found.stderr + found.stdout
 
 
-def test_what_libraries_print_is_not_on_stdout(fake, monkeypatch):
-    def deploy(name, checkpoint, port):
+def test_what_libraries_print_is_not_on_stdout(fake, typed, monkeypatch):
+    def deploy(experiment_name):
         print("The merged weights answer worse.")
         return DEPLOYMENT
 
     monkeypatch.setattr(fake, "deploy_agent", deploy, raising=False)
-    result = line("--json agent deploy e-1")
-    assert json.loads(result.stdout) == DEPLOYMENT
-    assert "answer worse" in result.stderr
+    result = typed("--json agent deploy e-1")
+    assert json.loads(result.out) == DEPLOYMENT
+    assert "answer worse" in result.err
 
 
 # --- Tables -----------------------------------------------------------------
 
-LONG = "a-very-long-name-" * 8 + "[red]end[/red]"
 
-
-def test_a_piped_table_has_a_line_for_each_record_and_no_codes(fake):
-    rows = [DATASET | {"description": LONG}, DATASET | {"name": "[b]x"}]
-    fake.answers["list_datasets"] = rows
-    lines = line("datasets list").stdout.splitlines()
+def test_a_table_has_a_line_for_each_record_and_no_codes(fake, typed):
+    long = "a-very-long-name-" * 8 + "[red]end[/red]"
+    fake.answers["list_datasets"] = [
+        DATASET | {"description": long},
+        DATASET | {"name": "[b]x", "description": "\x1b[2Ja\nb"},
+    ]
+    lines = typed("datasets list").out.splitlines()
     assert len(lines) == 3
-    assert LONG in lines[1]
-    assert lines[2].startswith("[b]x")
-    assert "\x1b" not in "".join(lines)
+    assert long in lines[1]
+    assert lines[2].startswith("[b]x") and lines[2].endswith("\\x1b[2Ja b")
     assert lines == [one.rstrip() for one in lines]
+    hit = {"id": "openai/gsm8k", "downloads": 10, "likes": 3}
+    fake.answers["list_datasets"] = [hit]
+    shown = typed("datasets list --search gsm").out
+    assert shown.split() == [*hit, "openai/gsm8k", "10", "3"]
 
 
-def test_a_table_is_folded_to_the_terminal_and_not_cut(monkeypatch, capsys):
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    monkeypatch.setenv("COLUMNS", "80")
-    text = cli._table(("name", "rows"), [[LONG, 5], ["x", None]])
-    assert max(map(len, text.splitlines())) <= 80
-    folded = "".join(one[:74].strip() for one in text.splitlines()[1:-1])
-    assert folded.replace("5", "") == LONG
-
-
-def test_tables_of_usual_values_fit_80_columns(fake):
+def test_tables_of_usual_values_fit_80_columns(fake, typed):
     for text in (
         "experiments list", "experiments checkpoints e",
         "experiments lineage e", "agent list", "resources list",
         "datasets list",
     ):  # fmt: skip
-        lines = line(text).stdout.splitlines()
+        lines = typed(text).out.splitlines()
         assert max(map(len, lines)) <= 80, text
-
-
-def test_codes_in_what_users_wrote_do_not_reach_the_terminal(fake):
-    fake.answers["list_datasets"] = [DATASET | {"description": "\x1b[2Ja\nb"}]
-    result = line("datasets list")
-    assert "\x1b" not in result.stdout
-    assert "\\x1b[2Ja b" in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -604,50 +510,40 @@ def test_codes_in_what_users_wrote_do_not_reach_the_terminal(fake):
         ("datasets list", "list_datasets", "datasets create"),
         ("projects list", "list_projects", "projects create"),
         ("experiments list", "list_experiments", "experiments submit"),
-        ("experiments checkpoints e", "list_checkpoints", "generation"),
+        ("experiments checkpoints e", "list_checkpoints", "watch e"),
         ("agent list", "list_inference_deployments", "agent deploy"),
     ],
 )
-def test_an_empty_list_says_how_to_fill_it(fake, text, verb, advice):
+def test_an_empty_list_says_how_to_fill_it(fake, typed, text, verb, advice):
     fake.answers[verb] = []
-    assert advice in line(text).stderr
-    assert line(f"--json {text}").stdout == "[]\n"
+    assert advice in typed(text).err
+    assert typed(f"--json {text}").out == "[]\n"
 
 
-def test_a_lineage_that_has_not_begun(fake):
-    fake.answers["experiment_lineage"] = pd.DataFrame([])
-    assert "first generation" in line("experiments lineage e").stderr
-    assert value("experiments", "lineage", "e") == []
-
-
-def test_the_lineage_as_json_is_exact(fake):
-    first, second = value("experiments", "lineage", "e")
+def test_the_lineage_as_json_is_exact(fake, typed, value):
+    first, second = value("experiments lineage e")
     assert first["parent"] is None and second["parent"] == 1
     assert first["learning_rate"] == 1e-12
     assert first["mean_reward"] is None  # NaN is no JSON
+    fake.answers["experiment_lineage"] = pd.DataFrame([])
+    assert "None yet" in typed("experiments lineage e").err
+    assert value("experiments lineage e") == []
 
 
-def test_a_reward_that_is_no_number_is_null(fake):
-    bad = RECORD | STATUS | {"reward": float("nan")}
-    fake.answers["list_experiments"] = [bad]
-    result = line("--json experiments list")
-    assert "NaN" not in result.stdout
-    assert json.loads(result.stdout)[0]["reward"] is None
-
-
-def test_the_list_says_why_an_experiment_ended(fake):
-    failed = {"status": "failed", "reason": "No space left."}
-    fake.answers["list_experiments"] = [RECORD | STATUS | failed]
-    assert "e-1 failed: No space left." in line("experiments list").stdout
+def test_a_reward_that_is_no_number_is_null(fake, typed):
+    bad = {"reward": float("nan"), "status": "failed", "reason": "No space."}
+    fake.answers["list_experiments"] = [RECORD | STATUS | bad]
+    result = typed("--json experiments list").out
+    assert "NaN" not in result
+    assert json.loads(result)[0]["reward"] is None
+    assert "No space." in typed("experiments list").out
 
 
 # --- Submit, watch, stop ----------------------------------------------------
 
-SUBMIT = "experiments submit m.yaml --reward-file r.py"
 
-
-def test_a_submission_shows_all_that_was_found_and_decided(fake):
-    shown = line(SUBMIT).stdout
+def test_a_submission_shows_all_that_was_found_and_decided(fake, typed, value):
+    shown = typed(SUBMIT).out
     parts = [
         "warning: algorithm.lr is small.",
         str(SUBMITTED.verdicts),
@@ -658,15 +554,11 @@ def test_a_submission_shows_all_that_was_found_and_decided(fake):
     places = [shown.find(one) for one in parts]
     assert -1 not in places
     assert places == sorted(places)
-
-
-def test_a_submission_as_json(fake):
-    found = value(*shlex.split(SUBMIT))
+    found = value(SUBMIT)
     assert found["findings"][0]["level"] == "warning"
     assert found["verdicts"][0]["name"] == "is finite"
     assert found["plan"] == SUBMITTED.plan
-    found = value(*shlex.split(SUBMIT), "--watch")
-    assert found["end"]["status"] == "done"
+    assert value(SUBMIT + " --watch")["end"]["status"] == "done"
 
 
 ENDS = [("done", 0), ("failed", 1), ("stopped", 3), ("interrupted", 3)]
@@ -676,32 +568,18 @@ ENDS = [("done", 0), ("failed", 1), ("stopped", 3), ("interrupted", 3)]
 @pytest.mark.parametrize(
     "text", ["experiments watch e-1", SUBMIT + " --watch"]
 )
-def test_a_watch_ends_with_the_code_of_the_experiment(fake, text, end, code):
+def test_a_watch_ends_with_the_code_of_the_experiment(
+    fake, typed, text, end, code
+):
+    queued = {"status": "queued", "reason": "", "step": 0, "steps": 8}
     last = STATUS | {"status": end, "reason": "for a reason"}
-    fake.answers["watch_experiment"] = [STATUS, last]
-    shown = line(text, code=code).stdout
+    fake.answers["watch_experiment"] = [queued, STATUS, last]
+    shown = typed(text, code=code).out
+    assert "queued: step 0 of 8\n" in shown
     assert "running: member 1, step 3 of 8, reward 0.250, 1.5 s\n" in shown
     assert f"{end}: member 1" in shown
     assert "for a reason" in shown
-    line(f"--json {text}", code=code)
-
-
-def test_a_watched_experiment_that_has_not_begun(fake):
-    queued = {"status": "queued", "reason": "", "step": 0, "steps": 8}
-    fake.answers["watch_experiment"] = [queued, STATUS | {"status": "done"}]
-    assert "queued: step 0 of 8\n" in line("experiments watch e").stdout
-
-
-def test_ctrl_c_leaves_the_watched_experiment_alone(fake):
-    def interrupted():
-        yield STATUS
-        raise KeyboardInterrupt
-
-    fake.answers["watch_experiment"] = interrupted()
-    result = line("experiments watch e-1", code=130)
-    assert "goes on" in result.stderr
-    assert "experiments watch e-1" in result.stderr
-    assert [verb for verb, _ in fake.calls] == ["watch_experiment"]
+    typed(f"--json {text}", code=code)
 
 
 def stub_job(folder: Path) -> threading.Thread:
@@ -719,7 +597,7 @@ def stub_job(folder: Path) -> threading.Thread:
 
     thread = threading.Thread(target=live, daemon=True)
     thread.start()
-    assert lives.wait(30)
+    assert lives.wait(60)
     return thread
 
 
@@ -727,28 +605,39 @@ def stub_job(folder: Path) -> threading.Thread:
 def registered(home) -> Path:
     """The directory of an experiment "e-1" of a real arena."""
     known = {k: RECORD[k] for k in ("project", "dataset", "control")}
-    LocalArena().store.add("experiment", "e-1", known)
-    folder = home / "experiments" / "e-1"
-    folder.mkdir(parents=True)
-    return folder
+    store = LocalArena().store
+    with store.new("experiment", "e-1") as (_, record):
+        record |= known
+    return store.folder("experiment", "e-1")
 
 
-def test_a_job_is_watched_and_stopped(registered):
+def test_a_job_is_watched_and_stopped(registered, typed, value, monkeypatch):
     thread = stub_job(registered)
-    assert value("experiments", "list")[0]["status"] == "running"
-    threading.Timer(0.3, (registered / "stop").touch).start()
-    shown = line("experiments watch e-1", code=3).stdout
+    assert value("experiments list")[0]["status"] == "running"
+    real = experiments.status
+
+    def look(directory):
+        now = real(directory)
+        (registered / "stop").touch()  # once it was seen to run
+        return now
+
+    monkeypatch.setattr(experiments, "status", look)
+    shown = typed("experiments watch e-1", code=3).out
     assert shown.startswith("running: ")
     assert "stopped: member 1, step 3 of 8" in shown
+    assert "experiments resume e-1" in shown
     thread.join()
     (registered / "stop").unlink()
     thread = stub_job(registered)
-    assert value("experiments", "stop", "e-1")["status"] == "stopped"
+    assert value("experiments stop e-1")["status"] == "stopped"
     thread.join()
-    assert "no job to stop" in line("experiments stop e-1", code=2).stderr
+    assert "no job to stop" in typed("experiments stop e-1", code=2).err
 
 
-def test_ctrl_c_in_a_terminal_ends_the_watch_and_not_the_job(registered):
+def test_ctrl_c_in_a_terminal_ends_the_watch_and_not_the_job(
+    registered, value
+):
+    """A process: the terminal that is left."""
     thread = stub_job(registered)
     watch = subprocess.Popen(
         [
@@ -767,28 +656,27 @@ def test_ctrl_c_in_a_terminal_ends_the_watch_and_not_the_job(registered):
     watch.send_signal(signal.SIGINT)
     _, said = watch.communicate(timeout=60)
     assert watch.returncode == 130
-    assert "goes on" in said and "Traceback" not in said
-    assert value("experiments", "list")[0]["status"] == "running"
+    assert "goes on" in said and "experiments watch e-1" in said
+    assert "Traceback" not in said
+    assert value("experiments list")[0]["status"] == "running"
     (registered / "stop").touch()
     thread.join()
 
 
-def test_a_killed_job_ends_its_watch(registered):
+def test_a_killed_job_ends_its_watch_and_is_resumed(
+    registered, typed, monkeypatch
+):
     write_json(registered / "status.json", STATUS)  # and nobody has the lock
-    shown = line("experiments watch e-1", code=3).stdout
+    shown = typed("experiments watch e-1", code=3).out
     assert "experiments resume e-1" in shown
-
-
-def test_a_job_is_resumed(registered, monkeypatch):
     started = []
     monkeypatch.setattr(job, "start", started.append)
-    write_json(registered / "status.json", STATUS | {"status": "stopped"})
-    line("experiments resume e-1")
+    typed("experiments resume e-1")
     assert started == [registered]
 
 
 def test_a_real_submission_from_the_data_to_the_job(
-    home, tmp_path, monkeypatch
+    home, typed, value, tmp_path, monkeypatch
 ):
     """The tutorial's lines, with small data and a pocket model."""
     started = []
@@ -799,98 +687,80 @@ def test_a_real_submission_from_the_data_to_the_job(
     form["environment"] = {"name": "gsm8k", "fitness_rows": 4, "test_rows": 4}
     form["network"]["max_context_length"] = 512
     Path("gsm8k_grpo.yaml").write_text(yaml.safe_dump(form))
-    line(
-        f"datasets create gsm8k --category reasoning --file '{ROWS}' "
-        f"--column-mapping '{MAPPING}'"
+    create = f"datasets create gsm8k --category reasoning --file '{ROWS}' "
+    bad = typed(
+        create + f"--column-mapping '{MAPPING[:-8]}result\"}}'", code=2
     )
-    line('projects create "GSM8K Tutorial" --llm-based')
+    assert "'result'" in bad.err and "Traceback" not in bad.err
+    assert value("datasets list") == []
+    assert typed("datasets exists gsm8k", code=1).out == "no\n"
+    assert value("datasets exists gsm8k", code=1) is False
+    shown = typed(create + f"--column-mapping '{MAPPING}'").out
+    assert "gsm8k_rows.jsonl" in shown and "60" in shown
+    assert typed("datasets exists gsm8k").out == "yes\n"
+    assert "is there already" in typed(create, code=2).err
+    assert (
+        "Make one first"
+        in typed(
+            "experiments submit gsm8k_grpo.yaml --reward-file reward.py",
+            code=2,
+        ).err
+    )
+    typed('projects create "GSM8K Tutorial" --llm-based')
     submit = (
         "experiments submit gsm8k_grpo.yaml --reward-file reward.py "
         "--resource-id arena-medium --num-nodes 2 "
         "--project 'GSM8K Tutorial' --experiment-name gsm8k-grpo-v1"
     )
-    shown = line(submit).stdout
+    shown = typed(submit).out
     assert "resource_id arena-medium is a machine of AgileRL's" in shown
     assert "golds can be read" in shown
     assert "completions in all" in shown
     assert started == [home / "experiments" / "gsm8k-grpo-v1"]
-    assert "nothing is written over it" in line(submit, code=2).stderr
+    assert "nothing is written over it" in typed(submit, code=2).err
     assert len(started) == 1
+    assert "gsm8k-grpo-v1" in typed("datasets delete gsm8k", code=2).err
+    assert "delete_experiment is" in typed("datasets delete gsm8k", code=2).err
 
 
-# --- Data sets and projects of a real arena ---------------------------------
-
-
-def create(name: str, mapping: str = MAPPING, code: int = 0):
-    words = ["--category", "reasoning", "--file", str(ROWS)]
-    return typed(
-        "datasets", "create", name, *words, "--column-mapping", mapping,
-        code=code,
-    )  # fmt: skip
-
-
-def test_data_sets_come_and_go(home):
-    assert line("datasets exists mine", code=1).stdout == "no\n"
-    assert value("datasets", "exists", "mine", code=1) is False
-    shown = create("mine").stdout
-    assert "60 rows of gsm8k_rows.jsonl" in shown
-    assert "projects create" in shown
-    assert line("datasets exists mine").stdout == "yes\n"
-    assert value("datasets", "list")[0]["rows"] == 60
-    assert "a dataset that is there already" in create("mine", code=2).stderr
-    line("datasets delete mine")
-    assert value("datasets", "list") == []
-    assert not (home / "datasets" / "mine").exists()
-
-
-def test_a_bad_mapping_registers_nothing(home):
-    bad = '{"question": "question", "answer": "result"}'
-    error = create("mine", bad, code=2).stderr
-    assert "'result'" in error
-    assert "Traceback" not in error
-    assert value("datasets", "list") == []
-
-
-def test_projects_and_the_default_one(home):
-    line("projects create one")
-    line("projects create two --no-llm-based --description 'a [b]walker'")
-    assert "a [b]walker" in line("projects list").stdout
-    line("projects set-default two")
-    marked = {one["name"]: one["default"] for one in value("projects", "list")}
+def test_projects_and_the_default_one(home, typed, value):
+    typed("projects create one")
+    typed("projects create two --no-llm-based --description 'a [b]walker'")
+    assert "a [b]walker" in typed("projects list").out
+    typed("projects set-default two")
+    marked = {one["name"]: one["default"] for one in value("projects list")}
     assert marked == {"one": False, "two": True}
-    assert "no project 'three'" in line("projects set-default three", 2).stderr
+    error = typed("projects set-default three", code=2).err
+    assert "no project 'three'" in error
 
 
-def test_the_home_is_chosen_and_repeated_in_what_to_type(home, tmp_path):
+def test_the_home_is_chosen_and_repeated_in_what_to_type(
+    home, typed, tmp_path
+):
     other = tmp_path / "an other"
-    shown = typed("--home", str(other), "projects", "create", "one").stdout
+    shown = typed("--home", str(other), "projects", "create", "one").out
     assert f"--home '{other}' experiments" in shown
-    assert (other / "arena.sqlite").exists()
+    assert (other / "projects").is_dir()
     assert not home.exists()
-    assert "--home" not in typed("projects", "create", "one").stdout
-
-
-def test_help_makes_no_arena(home):
-    line("datasets list --help")
-    assert not home.exists()
+    assert "--home" not in typed("projects create one").out
 
 
 # --- Agents -----------------------------------------------------------------
 
 
-def test_an_answer_comes_in_pieces(fake):
-    result = line("agent generate e-1 --prompt hi")
+def test_an_answer_comes_in_pieces(fake, typed):
+    result = typed("agent generate e-1 --prompt hi")
     assert fake.agent.seen == ["", "12", "12 + "]
-    assert result.stdout == "12 + 7\n"
-    assert "cut" not in result.stderr
+    assert result.out == "12 + 7\n"
+    assert "cut" not in result.err
 
 
-def test_a_cut_answer_is_told_beside_it(fake):
+def test_a_cut_answer_is_told_beside_it(fake, typed, value):
     fake.agent = FakeAgent(truncated=True)
-    result = line("agent generate e-1 --prompt hi")
-    assert result.stdout == "12 + 7\n"
-    assert "cut after 3 tokens" in result.stderr
-    assert value("agent", "generate", "e-1", "--prompt", "hi") == {
+    result = typed("agent generate e-1 --prompt hi")
+    assert result.out == "12 + 7\n"
+    assert "cut after 3 tokens" in result.err
+    assert value("agent generate e-1 --prompt hi") == {
         "name": "e-1",
         "prompt": "hi",
         "completion": "12 + 7",
@@ -899,67 +769,40 @@ def test_a_cut_answer_is_told_beside_it(fake):
     }
 
 
-def test_an_answer_that_breaks_off_keeps_what_came(fake):
+def test_an_answer_that_breaks_off_keeps_what_came(fake, typed):
     fake.agent = FakeAgent(breaks=True)
-    result = line("agent generate e-1 --prompt hi", code=2)
-    assert result.stdout == "12\n"
-    assert "gave no answer" in result.stderr
+    result = typed("agent generate e-1 --prompt hi", code=2)
+    assert result.out == "12\n"
+    assert "gave no answer" in result.err
 
 
-@pytest.mark.parametrize(
-    ("deployments", "asked"),
-    [
-        ([{"name": "a"}], "a"),
-        ([{"name": "a"}, {"name": "b", "default": True}], "b"),
-    ],
-)
-def test_who_is_asked_where_none_is_named(fake, deployments, asked):
-    fake.deployments = deployments
-    line("agent generate --prompt hi")
-    assert fake.calls == [("open_inference_agent", {"deployment_name": asked})]
-
-
-@pytest.mark.parametrize(
-    ("deployments", "told"),
-    [
-        ([], "agent deploy"),
-        ([{"name": "a"}, {"name": "b", "default": False}], "agent run a"),
-    ],
-)
-def test_nobody_is_guessed_where_none_is_named(fake, deployments, told):
-    fake.deployments = deployments
-    assert told in line("agent generate --prompt hi", code=2).stderr
-    assert fake.calls == []
-
-
-def test_the_list_marks_the_default_agent(fake):
-    fake.deployments = [{"name": "e-1"}, {"name": "e-2"}]
-    assert value("agent", "list")[0]["default"] is False
-    fake.deployments = [{"name": "e-1", "default": True}, {"name": "e-2"}]
-    assert value("agent", "list")[0]["default"] is True
+def test_nobody_is_guessed_where_none_is_named(fake, typed):
+    fake.answers["default_agent"] = None
+    error = typed("agent generate --prompt hi", code=2).err
+    assert "agent run" in error
+    assert [verb for verb, _ in fake.calls] == ["default_agent"]
 
 
 # --- Manifests --------------------------------------------------------------
 
 
-def test_the_example_is_a_manifest(fake, tmp_path):
-    shown = line("manifest example").stdout
+def test_the_example_is_a_manifest(fake, typed, value, tmp_path):
+    shown = typed("manifest example").out
     assert shown == manifest.EXAMPLE
     file = tmp_path / "mine.yaml"
     file.write_text(shown)
-    assert "steps of each member" in line(f"manifest validate {file}").stdout
-    found = value("manifest", "validate", str(file))
-    assert found["usable"] is True and found["plan"]["generations"] == 3
+    assert "steps of each member" in typed(f"manifest validate {file}").out
+    found = value(f"manifest validate {file}")
+    assert found["plan"]["generations"] == 3
 
 
-def test_a_manifest_that_can_not_be_run(fake, tmp_path):
+def test_a_manifest_that_can_not_be_run(fake, typed, tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text(manifest.EXAMPLE.replace("group_size: 8", "group_size: 1"))
-    shown = line(f"manifest validate {file}", code=2).stdout
-    assert "error: algorithm.group_size" in shown
-    assert value("manifest", "validate", str(file), code=2)["usable"] is False
+    result = typed(f"manifest validate {file}", code=2)
+    assert "algorithm.group_size is 1" in result.err
     file.write_text("algorithm: [")
-    result = line(f"manifest validate {file}", code=2)
-    assert "YAML" in result.stderr and not result.stdout
-    missing = line(f"manifest validate {tmp_path / 'none.yaml'}", code=2)
-    assert "none.yaml" in missing.stderr
+    result = typed(f"manifest validate {file}", code=2)
+    assert "YAML" in result.err and not result.out
+    missing = typed(f"manifest validate {tmp_path / 'none.yaml'}", code=2)
+    assert "none.yaml" in missing.err

@@ -2,10 +2,8 @@
 
 import json
 import os
-import shutil
 import signal
 import socket
-import sqlite3
 import subprocess
 import sys
 import textwrap
@@ -14,18 +12,11 @@ from pathlib import Path
 
 import filelock
 import pandas as pd
-import psutil
 import pytest
 import yaml
+from lessons import is_alive, wait_until
 
-from grpo_lab.arena import (
-    LocalArena,
-    client,
-    job,
-    manifest,
-    records,
-    store,
-)
+from grpo_lab.arena import LocalArena, job, manifest, records
 from grpo_lab.arena import experiment as experiments
 from grpo_lab.arena.store import Store
 from grpo_lab.errors import LabError
@@ -107,12 +98,7 @@ def arena(tmp_path) -> LocalArena:
 
 def furnished(folder: Path, rows: int = 40) -> LocalArena:
     arena = LocalArena(folder / "arena")
-    arena.create_dataset(
-        "gsm8k",
-        "reasoning",
-        column_mapping={"question": "question", "answer": "answer"},
-        file=questions(folder, rows),
-    )
+    arena.create_dataset("gsm8k", "reasoning", file=questions(folder, rows))
     arena.create_project("GSM8K Tutorial", None, llm_based=True)
     return arena
 
@@ -137,11 +123,7 @@ def no_job(monkeypatch):
 
 
 def everything_in(folder: Path) -> list[str]:
-    return sorted(
-        str(path.relative_to(folder))
-        for path in folder.rglob("*")
-        if "arena.sqlite" not in path.name
-    )
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
 
 # --- The registry -----------------------------------------------------------
@@ -152,10 +134,7 @@ def test_a_name_is_taken_once(arena, tmp_path):
     for call in (
         lambda: arena.create_project("GSM8K Tutorial"),
         lambda: arena.create_dataset(
-            "gsm8k",
-            "reasoning",
-            column_mapping={"question": "question", "answer": "answer"},
-            file=questions(tmp_path, 5),
+            "gsm8k", "reasoning", file=questions(tmp_path, 5)
         ),
     ):
         with pytest.raises(LabError, match="there already, and nothing"):
@@ -180,44 +159,116 @@ def test_an_unknown_name_is_told_with_the_nearest(arena):
 
 
 def test_the_first_project_is_the_default_until_another_is(arena):
-    arena.create_project("second", None, llm_based=True)
-    default = [one["name"] for one in arena.list_projects() if one["default"]]
-    assert default == ["GSM8K Tutorial"]
-    arena.set_default_project("second")
-    default = [one["name"] for one in arena.list_projects() if one["default"]]
-    assert default == ["second"]
+    arena.create_project("a second", None, llm_based=True)
+
+    def default():
+        marked = [one for one in arena.list_projects() if one["default"]]
+        return [one["name"] for one in marked]
+
+    assert default() == ["GSM8K Tutorial"]
+    arena.set_default_project("a second")
+    assert default() == ["a second"]
 
 
-def test_state_of_a_newer_version_is_left_alone(arena):
-    database = sqlite3.connect(arena.home / "arena.sqlite")
-    with database:
-        database.execute(f"PRAGMA user_version = {store.VERSION + 1}")
-    database.close()
-    with pytest.raises(LabError, match="newer version .* nothing in it"):
-        LocalArena(arena.home)
+def test_the_agent_to_ask_where_none_is_named(tmp_path):
+    arena = LocalArena(tmp_path)
+    assert arena.default_agent() is None
+    for name, default in (("a", "a"), ("b", None)):
+        arena.store.put("deployment", name, server=None)
+        assert arena.default_agent() == default
+    arena.set_default_agent("b")
+    assert arena.default_agent() == "b"
+    arena.delete_deployment("b")
+    assert arena.default_agent() == "a"
 
 
-def test_a_broken_registry_is_told(tmp_path):
-    (tmp_path / "arena.sqlite").write_text("no database at all" * 100)
-    with pytest.raises(LabError, match="can't be used: .*not a database"):
-        LocalArena(tmp_path)
-
-
-def test_the_registry_outlives_the_process_and_a_move(arena, tmp_path):
+def test_the_registry_outlives_a_move_and_looking_writes_nothing(
+    arena, tmp_path
+):
+    """So that a full or a read-only disk can still be looked at."""
     moved = tmp_path / "elsewhere"
     arena.home.rename(moved)
-    assert LocalArena(moved).dataset_exists("gsm8k")
+    before = everything_in(moved)
+    found = LocalArena(moved)
+    assert found.list_datasets()[0]["name"] == "gsm8k"
+    assert found.list_projects() and not found.list_experiments()
+    assert everything_in(moved) == before
 
 
-def test_two_processes_register_one_name_once(tmp_path):
-    """Both are told apart by the database, whoever comes first."""
-    one, other = Store(tmp_path), Store(tmp_path)
-    one.refuse_taken("project", "p")
-    other.refuse_taken("project", "p")
-    one.add("project", "p", {"by": "one"})
-    with pytest.raises(LabError, match="a project that is there already"):
-        other.add("project", "p", {"by": "other"})
-    assert one.get("project", "p")["by"] == "one"
+AT_ONCE = """
+import sys
+from grpo_lab.arena.store import Store
+from grpo_lab.errors import LabError
+for number in range(50):
+    try:
+        with Store(sys.argv[1]).new("project", f"p{number}") as new:
+            (new[0] / "file").write_text(sys.argv[2])
+            new[1]["by"] = sys.argv[2]
+        print(number)
+    except LabError as error:
+        assert "is there already" in str(error), error
+"""
+
+
+def test_of_those_that_take_one_name_at_once_one_wins(tmp_path):
+    """Three processes; none sees the others when it begins."""
+    racing = [
+        subprocess.Popen(
+            [sys.executable, "-c", AT_ONCE, str(tmp_path), name],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for name in "abc"
+    ]
+    won = [number for one in racing for number in one.communicate()[0].split()]
+    assert [one.returncode for one in racing] == [0, 0, 0]
+    assert sorted(map(int, won)) == list(range(50))
+    for record in Store(tmp_path).all("project"):
+        file = tmp_path / "projects" / record["name"] / "file"
+        assert file.read_text() == record["by"]
+    assert not list((tmp_path / "projects").glob(".*"))
+
+
+def test_what_is_not_registered_leaves_nothing(tmp_path):
+    """Whatever it fails at; and a kill leaves only what nobody lists."""
+    registry = Store(tmp_path)
+    for error in (OSError(28, "No space left"), KeyboardInterrupt()):
+        with (
+            pytest.raises((LabError, KeyboardInterrupt)),
+            registry.new("project", "p") as (folder, _),
+        ):
+            (folder / "half").touch()
+            raise error
+    assert everything_in(tmp_path) == ["projects"]
+    killed = tmp_path / "projects" / ".p.7.part"
+    write_json(killed / "record.json", {"created": 1.0})
+    assert registry.all("project") == []
+    assert not registry.has("project", "p")
+
+
+def test_a_kill_while_a_name_is_registered(tmp_path):
+    """A process that is killed at the last step before it is there."""
+    code = (
+        "import os, signal, sys\n"
+        "from pathlib import Path\n"
+        "from grpo_lab.arena.store import Store\n"
+        "Path.rename = lambda *a: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "with Store(sys.argv[1]).new('project', 'p') as (folder, record):\n"
+        "    (folder / 'file').write_text('x')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)])
+    assert done.returncode == -signal.SIGKILL
+    registry = Store(tmp_path)
+    assert registry.all("project") == []
+    with registry.new("project", "p") as (_, record):
+        record["by"] = "the next"
+    assert registry.get("project", "p")["by"] == "the next"
+
+
+def test_an_arena_that_can_not_be_kept(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(LabError, match="can't be kept in .*--home"):
+        LocalArena(tmp_path / "file" / "arena")
 
 
 def test_a_data_set_that_is_used_is_not_deleted(
@@ -241,137 +292,65 @@ def test_this_machine_is_the_resource(arena):
 # --- What is refused before anything starts ---------------------------------
 
 
-BAD_REWARDS = {
-    "does not import": ("import nothing_of_this_name", "nothing_of_this"),
-    "no Python": ("def reward(:", "no valid Python"),
-    "hangs": (
-        "def reward(question, answer, completion):\n    while True: pass",
-        "timeout",
-    ),
-    "None": (
-        "def reward(question, answer, completion): return None",
-        "gives a number",
-    ),
-    "NaN": (
-        "def reward(question, answer, completion): return float('nan')",
-        "is finite",
-    ),
-    "writes outside": (
-        "def reward(question, answer, completion):\n"
-        "    open('/tmp/grpo_lab_outside', 'w').write('x')\n"
-        "    return 1.0",
-        "temporary directory only",
-    ),
-    "never pays": (
-        "def reward(question, answer, completion): return 0.0",
-        "pays for right",
-    ),
+HEAD = "def reward(question, answer, completion): "
+# What each refusal names: in the manifest, beside it, or the reward file.
+REFUSED = {
+    "did you mean algorithm.beta": {"algorithm__beat": 1},
+    "GRPO compares": {"algorithm__group_size": 1},
+    "Type 'gsm8k'": {"environment__name": "gsm8"},
+    "reasoning": {"environment__name": "pairs"},
+    "max_steps: 8 or more": {"training__max_steps": 3},
+    "fitness_rows": {"environment__fitness_rows": 400},
+    "Type 'pocket-qwen'": {
+        "network__pretrained_model_name_or_path": "pocket-quen"
+    },
+    "no room for an answer": {"network__max_context_length": 20},
+    "not for language models": {"project": "games"},
+    "Type 'GSM8K Tutorial'": {"project": "GSM8K"},
+    "this machine is the only one": {"resource_id": "huge"},
+    "needs a machine": {"num_nodes": 0},
+    "line 2": {"manifest": "algorithm: {name: GRPO\n  lr: ]"},
+    "no valid Python": {"text": "def reward(:"},
+    "timeout": {"text": HEAD + "\n    while True: pass"},
+    "is finite": {"text": HEAD + "return float('nan')"},
+    "pays for right": {"text": HEAD + "return 0.0"},
+    # The experiment keeps the file alone, so it is proved alone.
+    "my_helper.*the file alone": {"text": "import my_helper\n" + REWARD},
 }
 
 
-@pytest.mark.parametrize("kind", BAD_REWARDS)
-def test_a_reward_file_that_teaches_nothing_is_refused(
-    arena, tmp_path, tiny_qwen, no_job, monkeypatch, kind
+@pytest.mark.parametrize("told", REFUSED)
+def test_what_would_not_work_is_refused_before_anything_starts(
+    arena, tmp_path, tiny_qwen, no_job, monkeypatch, told
 ):
-    # The check of a file that hangs takes as long as it is given.
-    monkeypatch.setattr("rewards.contract.trial.MAX_SECONDS", 3.0)
-    text, told = BAD_REWARDS[kind]
+    arena.create_project("games", None, llm_based=False)
+    file = tmp_path / "pairs.jsonl"
+    file.write_text('{"prompt": "p", "chosen": "c", "rejected": "r"}\n')
+    arena.create_dataset("pairs", "preference", file=file)
+    written(tmp_path, "PAY = 1.0", "my_helper.py")
+    values = dict(REFUSED[told])
+    reward_file = written(tmp_path, values.pop("text", REWARD))
+    changes = {k: values.pop(k) for k in list(values) if "__" in k}
+    values.setdefault("manifest", small(tiny_qwen, **changes))
     before = everything_in(arena.home)
     with pytest.raises((LabError, RewardError), match=told) as error:
         arena.submit_experiment(
-            small(tiny_qwen), written(tmp_path, text), experiment_name="e"
+            reward_file=reward_file, experiment_name="e", **values
         )
     assert "\n" not in str(error.value)
     assert everything_in(arena.home) == before
     assert no_job == [] and arena.list_experiments() == []
-    assert not Path("/tmp/grpo_lab_outside").exists()
 
 
-def test_a_reward_file_that_prints_is_fine(
+def test_a_reward_that_never_pays_can_be_forced_and_may_print(
     arena, tmp_path, tiny_qwen, no_job, capfd
 ):
-    noisy = REWARD.replace("    gold", "    print('x' * 1000)\n    gold")
-    arena.submit_experiment(small(tiny_qwen), written(tmp_path, noisy))
-    assert len(no_job) == 1
-    assert "xxxx" not in capfd.readouterr().out
-
-
-def test_a_reward_that_never_pays_can_be_forced(
-    arena, tmp_path, tiny_qwen, no_job
-):
-    text = "def reward(question, answer, completion): return 0.0"
-    found = arena.submit_experiment(
-        small(tiny_qwen), written(tmp_path, text), force=True
-    )
+    text = HEAD + "print('x' * 1000); return 0.0"
+    file = written(tmp_path, text)
+    found = arena.submit_experiment(small(tiny_qwen), file, force=True)
     assert not found.verdicts["pays for right"].passed
     assert len(no_job) == 1
-
-
-def test_helpers_beside_a_reward_file_are_missed_before_it_starts(
-    arena, tmp_path, tiny_qwen, no_job
-):
-    """The experiment keeps the file alone, so it is proved alone."""
-    written(tmp_path, "PAY = 1.0", "my_helper.py")
-    text = "import my_helper\n" + REWARD
-    with pytest.raises(RewardError, match="my_helper.*the file alone"):
-        arena.submit_experiment(small(tiny_qwen), written(tmp_path, text))
-    assert no_job == []
-
-
-def test_grpo_takes_reasoning_only(arena, reward_file, tiny_qwen, tmp_path):
-    file = tmp_path / "pairs.jsonl"
-    file.write_text('{"prompt": "p", "chosen": "c", "rejected": "r"}\n')
-    arena.create_dataset("pairs", "preference", file=file)
-    with pytest.raises(LabError, match="reasoning"):
-        arena.submit_experiment(
-            small(tiny_qwen, environment__name="pairs"), reward_file
-        )
-    assert arena.list_experiments() == []
-
-
-WRONG = {
-    "a misspelt key": ({"algorithm__beat": 1}, "did you mean algorithm.beta"),
-    "a group of one": ({"algorithm__group_size": 1}, "GRPO compares"),
-    "no such data": ({"environment__name": "gsm8"}, "Type 'gsm8k'"),
-    "no budget": ({"training__max_steps": 3}, "max_steps: 8 or more"),
-    "too few rows": ({"environment__fitness_rows": 400}, "fitness_rows"),
-    "no such model": (
-        {"network__pretrained_model_name_or_path": "pocket-quen"},
-        "Type 'pocket-qwen'",
-    ),
-    "no room": ({"network__max_context_length": 20}, "no room for an answer"),
-}
-
-
-@pytest.mark.parametrize("kind", WRONG)
-def test_a_manifest_that_cannot_run_is_refused(
-    arena, reward_file, tiny_qwen, no_job, kind
-):
-    changes, told = WRONG[kind]
-    before = everything_in(arena.home)
-    with pytest.raises(LabError, match=told) as error:
-        arena.submit_experiment(small(tiny_qwen, **changes), reward_file)
-    assert "\n" not in str(error.value)
-    assert everything_in(arena.home) == before and no_job == []
-
-
-def test_a_manifest_that_is_no_yaml_is_refused(arena, reward_file, tmp_path):
-    file = tmp_path / "broken.yaml"
-    file.write_text("algorithm: {name: GRPO\n  lr: ]")
-    with pytest.raises(LabError, match="line 2"):
-        arena.submit_experiment(file, reward_file, experiment_name="e")
-    assert arena.list_experiments() == []
-
-
-def test_projects_and_resources_are_checked(arena, reward_file, tiny_qwen):
-    arena.create_project("games", None, llm_based=False)
-    for values, told in (
-        ({"project": "games"}, "not for language models"),
-        ({"project": "GSM8K"}, "Type 'GSM8K Tutorial'"),
-        ({"resource_id": "huge"}, "this machine is the only one"),
-    ):
-        with pytest.raises(LabError, match=told):
-            arena.submit_experiment(small(tiny_qwen), reward_file, **values)
+    assert "xxxx" not in capfd.readouterr().out
 
 
 def test_a_completion_of_ones_own_must_get_a_score(
@@ -402,7 +381,7 @@ def test_a_submission_can_be_repeated_but_not_changed(
     reward_file.write_text(REWARD + "\n# changed\n")
     with pytest.raises(LabError, match="differs in reward file"):
         arena.submit_experiment(small(tiny_qwen), reward_file, **values)
-    with pytest.raises(LabError, match="an experiment that is"):
+    with pytest.raises(LabError, match="is there already"):
         arena.submit_experiment(
             small(tiny_qwen), reward_file, experiment_name="e"
         )
@@ -436,26 +415,24 @@ def test_every_form_has_a_prompt():
 # --- How an experiment stands -----------------------------------------------
 
 
-def test_a_job_that_was_killed_is_seen_at_once(tmp_path):
-    write_json(tmp_path / "status.json", {"status": "running", "step": 3})
+@pytest.mark.parametrize(
+    ("age", "written", "status", "reason"),
+    [
+        (0, {"status": "running"}, "interrupted", "resume_experiment"),
+        (0, {"status": "failed", "reason": "r"}, "failed", "r"),
+        # One that starts is not taken for a dead one, at first.
+        (0, {"status": "queued", "pid": None}, "queued", ""),
+        (61, {"status": "queued", "pid": None}, "interrupted", "ended"),
+    ],
+)
+def test_how_an_experiment_stands_without_a_job(
+    tmp_path, age, written, status, reason
+):
+    values = written | {"step": 3, "time": time.time() - age}
+    write_json(tmp_path / "status.json", values)
     found = experiments.status(tmp_path)
-    assert found["status"] == "interrupted"
-    assert "resume_experiment" in found["reason"] and found["step"] == 3
-
-
-def test_what_has_ended_stays_as_it_ended(tmp_path):
-    write_json(tmp_path / "status.json", {"status": "failed", "reason": "r"})
-    assert experiments.status(tmp_path)["status"] == "failed"
-    assert experiments.status(tmp_path)["reason"] == "r"
-
-
-def test_a_job_that_starts_is_not_taken_for_a_dead_one(tmp_path):
-    begun = {"status": "queued", "pid": None, "time": time.time()}
-    write_json(tmp_path / "status.json", begun)
-    assert experiments.status(tmp_path)["status"] == "queued"
-    begun["time"] -= experiments.START_SECONDS + 1
-    write_json(tmp_path / "status.json", begun)
-    assert experiments.status(tmp_path)["status"] == "interrupted"
+    assert (found["status"], found["step"]) == (status, 3)
+    assert reason in found["reason"]
 
 
 def test_a_job_is_started_by_one_at_a_time(tmp_path):
@@ -482,54 +459,28 @@ def test_a_job_that_dies_at_once_leaves_nothing_registered(
     assert everything_in(arena.home / "experiments") == []
 
 
-def test_lost_files_break_no_list_and_can_be_forgotten(
-    arena, reward_file, tiny_qwen, no_job
-):
-    lost, kept = (
-        arena.submit_experiment(small(tiny_qwen), reward_file).name
-        for _ in range(2)
-    )
-    shutil.rmtree(arena.home / "experiments" / lost)
-    names = [one["name"] for one in arena.list_experiments()]
-    assert names == [lost, kept]
-    with pytest.raises(LabError, match="moved or deleted"):
-        arena.resume_experiment(lost)
-    arena.delete_experiment(lost)
-    assert [one["name"] for one in arena.list_experiments()] == [kept]
-
-
 def test_many_cut_completions_are_warned_of():
     assert job._warning([0.1, 0.2]) == ""
     assert "30% of the last" in job._warning([0.2, 0.4])
 
 
 def test_other_rows_under_one_name_are_refused(arena, tmp_path):
-    mapping = {"question": "question", "answer": "answer"}
-    same = questions(tmp_path, 40)
-    found = arena.create_dataset(
-        "gsm8k", "reasoning", column_mapping=mapping, file=same, exist_ok=True
-    )
+    values = {"name": "gsm8k", "category": "reasoning", "exist_ok": True}
+    found = arena.create_dataset(**values, file=questions(tmp_path, 40))
     assert found["rows"] == 40
-    other = questions(tmp_path, 30)
     with pytest.raises(LabError, match="registered with other rows"):
-        arena.create_dataset(
-            "gsm8k",
-            "reasoning",
-            column_mapping=mapping,
-            file=other,
-            exist_ok=True,
-        )
+        arena.create_dataset(**values, file=questions(tmp_path, 30))
 
 
 def test_verbs_that_need_a_job_or_a_result_say_so(
     arena, reward_file, tiny_qwen, no_job
 ):
     name = arena.submit_experiment(small(tiny_qwen), reward_file).name
-    with pytest.raises(LabError, match="interrupted, so there is no job"):
+    with pytest.raises(LabError, match="is interrupted: there is no job"):
         arena.stop_experiment(name)
     with pytest.raises(LabError, match="has no checkpoints"):
         arena.deploy_agent(name)
-    with pytest.raises(LabError, match="has no result yet"):
+    with pytest.raises(LabError, match="is interrupted: no result yet"):
         arena.experiment_result(name)
     assert list(arena.experiment_metrics(name).columns) == list(
         records.COLUMNS
@@ -566,32 +517,18 @@ def test_an_experiment_can_be_made_longer_but_not_impossible(
     assert kept["training"]["max_steps"] == 56
 
 
-def test_a_job_without_a_number_is_not_this_process():
-    """psutil takes no number for the process that asks."""
-    client._end(None)
-
-
 def test_files_of_an_experiment_that_nobody_knows_are_left_alone(
     arena, reward_file, tiny_qwen, no_job
 ):
-    """As after the registry was lost: they may hold a long training."""
+    """As of an older version: they may hold a long training."""
     kept = arena.home / "experiments" / "e" / "result.json"
     write_json(kept, {"best": "step_5"})
-    with pytest.raises(LabError, match="is there already, although no"):
+    with pytest.raises(LabError, match="is there already"):
         arena.submit_experiment(
             small(tiny_qwen), reward_file, experiment_name="e", resume=True
         )
     assert kept.exists() and no_job == []
-
-
-def test_looking_writes_nothing(arena):
-    """So that a full or a read-only disk can still be looked at."""
-    before = (arena.home / "arena.sqlite").read_bytes()
-    LocalArena(arena.home).list_datasets()
-    assert (arena.home / "arena.sqlite").read_bytes() == before
-    assert [f.name for f in arena.home.glob("arena.sqlite*")] == [
-        "arena.sqlite"
-    ]
+    assert arena.list_experiments() == []
 
 
 def test_a_broken_status_hides_no_other_experiment(
@@ -607,28 +544,7 @@ def test_a_broken_status_hides_no_other_experiment(
         arena.experiment_result(name)
 
 
-def test_a_machine_is_needed(arena, reward_file, tiny_qwen, no_job):
-    with pytest.raises(LabError, match="needs a machine"):
-        arena.submit_experiment(small(tiny_qwen), reward_file, num_nodes=0)
-
-
-# --- The whole way, with real jobs and a real server ------------------------
-
-
-def wait_until(true, seconds: float = 120.0):
-    """Fail where something does not happen."""
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.05)
-
-
-def runs(pid: int) -> bool:
-    """Whether a process runs; one that nobody has waited for does not."""
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+# --- The whole way, with real jobs and a real server: processes --------
 
 
 @pytest.fixture(scope="module")
@@ -645,9 +561,9 @@ def lived(tmp_path_factory, tiny_qwen):
     wait_until(lambda: step() >= 2)
     now = arena.experiment_status(name)
     assert now["status"] == "running" and now["heartbeat"] < 30
-    with pytest.raises(LabError, match="is running already"):
+    with pytest.raises(LabError, match="is running: wait"):
         arena.resume_experiment(name)
-    with pytest.raises(LabError, match="runs. Stop it first"):
+    with pytest.raises(LabError, match="is running: stop it first"):
         arena.delete_experiment(name)
     os.kill(now["pid"], signal.SIGKILL)
     wait_until(lambda: arena.experiment_status(name)["status"] != "running")
@@ -671,7 +587,7 @@ def test_a_killed_and_a_stopped_job_are_gone_on_with(lived):
     assert steps.groupby("step").size().tolist() == [2] * 6
     with pytest.raises(LabError, match="Type max_steps=56 or more"):
         arena.resume_experiment(name, max_steps=48)
-    with pytest.raises(LabError, match="is done. To train it further"):
+    with pytest.raises(LabError, match="is done: give it more.*max_steps=96"):
         arena.resume_experiment(name)
     kept = pd.read_csv(arena.home / "experiments" / name / "metrics.csv")
     assert len(kept) == len(steps)
@@ -734,7 +650,7 @@ def test_the_best_is_deployed_asked_killed_and_asked_again(lived):
     assert (listed["status"], listed["pid"]) == ("down", None)
     with pytest.raises(LabError, match="has no checkpoint 'step_5'"):
         arena.deploy_agent(name, checkpoint="step_5")
-    with pytest.raises(LabError, match="is deployed. Delete the"):
+    with pytest.raises(LabError, match="it is deployed; delete"):
         arena.delete_experiment(name)
     arena.delete_deployment(name)
     assert everything_in(arena.home / "deployments") == [f".{name}.lock"]
@@ -768,7 +684,7 @@ def test_a_failure_is_told_with_its_reason(tmp_path, tiny_qwen):
     now = arena.wait_for_experiment(first)
     assert now["status"] == "failed"
     assert "train.jsonl" in now["reason"] and "\n" not in now["reason"]
-    wait_until(lambda: not runs(now["pid"]))
+    wait_until(lambda: not is_alive(now["pid"]))
 
 
 @pytest.mark.lesson
@@ -796,7 +712,7 @@ def test_the_tutorials_files_run_with_a_pocket_model(tmp_path):
         "num_nodes",
     } <= {path.split(" ")[0] for path in warned}
     noted = {one.path for one in found.findings if one.level == "note"}
-    assert "algorithm.calc_position_embeddings" in noted
+    assert "algorithm.calc_position_embeddings" in " ".join(noted)
     assert "<think>" in found.system_prompt
     now = arena.wait_for_experiment("gsm8k-grpo-v1")
     assert now["status"] == "done", now["reason"]

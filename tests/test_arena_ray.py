@@ -12,11 +12,9 @@ import pandas as pd
 import pytest
 from conftest import quick_settings
 from test_arena_client import REWARD, furnished, small, written
-from typer.testing import CliRunner
 
 from grpo_lab.arena import (
     LocalArena,
-    cli,
     experiment,
     job,
     population,
@@ -324,24 +322,6 @@ def test_what_no_engine_takes(arena, options, told):
     with pytest.raises(LabError, match=told):
         arena.resume_experiment("e", **options)
     assert experiment.noted_engine(arena.home / "experiments" / "e") == before
-
-
-def test_a_terminal_asks_for_workers(arena, monkeypatch):
-    asked = []
-    monkeypatch.setattr(cli, "LocalArena", lambda home: arena)
-    monkeypatch.setattr(
-        arena,
-        "resume_experiment",
-        lambda *values, **options: asked.append((values, options)) or {
-            "status": "queued", "step": 0, "steps": 4,
-        },
-    )  # fmt: skip
-    line = "experiments resume e --engine ray --address auto --gpus 0.5"
-    result = CliRunner().invoke(cli.app, line.split())
-    assert result.exit_code == 0, result.output
-    assert asked == [
-        (("e", None, "ray"), {"address": "auto", "gpus": 0.5}),
-    ]
 
 
 def test_a_directory_that_workers_can_not_have(plan, splits, tmp_path):

@@ -2,12 +2,13 @@
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import psutil
@@ -17,11 +18,13 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from transformers import AutoTokenizer, GenerationConfig
 
-from grpo_lab.arena import serving
-from grpo_lab.arena.serving import Agent, Agreement, Server
+from grpo_lab import models, processes
+from grpo_lab.arena import deployments, serving
+from grpo_lab.arena.deployments import Server
+from grpo_lab.arena.serving import Agent
 from grpo_lab.data import load_splits
 from grpo_lab.errors import LabError
-from grpo_lab.evaluation import Comparison, generate
+from grpo_lab.evaluation import Answer, Evaluation, generate
 from grpo_lab.models import load_policy
 from grpo_lab.profiles import ALL_LINEAR
 from grpo_lab.prompts import TEMPLATE_VALUES, THINK_PROMPT, messages
@@ -222,26 +225,42 @@ def test_the_merged_weights_are_asked_what_the_adapter_was(
     found = serving.check_merged(
         str(tiny_qwen), False, adapter, merged, *values
     )
-    assert (found.questions, found.same, found.same_text) == (6, 6, 6)
-    assert not found.worse
+    assert found == {
+        "questions": 6,
+        "adapter_correct": found["merged_correct"],
+        "merged_correct": found["merged_correct"],
+        "same_text": 6,
+        "worse": False,
+    }
     # The base model, 4-bit too, answers something else.
     base = serving.check_merged(
         str(tiny_qwen), True, adapter, tiny_qwen, *values
     )
-    assert base.same_text < 6
+    assert base["same_text"] < 6
 
 
 @pytest.mark.parametrize(
     ("gained", "lost", "worse"),
     [(0, 0, False), (0, 3, False), (0, 20, True), (20, 0, False)],
 )
-def test_worse_is_more_than_chance(gained, lost, worse):
-    found = Agreement(Comparison(gained, lost, 100), 50, 50, 0)
-    assert found.same == 100 - gained - lost
-    assert found.worse is worse
+def test_worse_is_more_than_chance(monkeypatch, gained, lost, worse):
+    def answered(right):
+        answers = (
+            Answer(str(n), "", "", n in right, True, 1, False)
+            for n in range(100)
+        )
+        return Evaluation(tuple(answers), 0.0)
+
+    both = iter([answered(range(50)), answered(range(lost, 50 + gained))])
+    monkeypatch.setattr(serving, "evaluate", lambda *a, **k: next(both))
+    monkeypatch.setattr(serving, "load_policy", lambda *a, **k: (None, None))
+    monkeypatch.setattr(serving.PeftModel, "from_pretrained", lambda *a: None)
+    found = serving.check_merged("m", True, "a", "b", None, 8, 3)
+    assert found["worse"] is worse
+    assert found["merged_correct"] == 50 + gained - lost
 
 
-# --- Starting and stopping, with a stand-in for the server ------------------
+# --- Starting and stopping, with a stand-in for the server: a process -------
 
 STAND_IN = """
 import http.server, json, signal, sys
@@ -266,10 +285,6 @@ SERVE = """
 port = int(sys.argv[1])
 http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
 """
-BUSY = """
-print("ERROR: [Errno 98] bind on address: address already in use")
-sys.exit(1)
-"""
 LINGER = """
 import time
 print("loading", flush=True)
@@ -285,11 +300,10 @@ def stand_in(monkeypatch, merged):
     def start(code, log, port=None, seconds=SECONDS):
         def command(folder, port):
             begun.append(port)
-            last = code[min(len(begun), len(code)) - 1]
-            return [sys.executable, "-c", STAND_IN + last, str(port)]
+            return [sys.executable, "-c", STAND_IN + code, str(port)]
 
-        monkeypatch.setattr(serving, "_command", command)
-        return serving.start(merged, log, port, seconds)
+        monkeypatch.setattr(deployments, "command", command)
+        return deployments.start(merged, log, port, seconds)
 
     start.begun = begun
     return start
@@ -300,9 +314,7 @@ def is_gone(pid: int) -> bool:
     end = time.monotonic() + SECONDS
     while time.monotonic() < end:
         try:
-            process = psutil.Process(pid)
-            threads = process.num_threads()
-            if process.status() == psutil.STATUS_ZOMBIE and threads <= 1:
+            if not processes.is_running(psutil.Process(pid)):
                 return True
         except psutil.Error:
             return True
@@ -311,77 +323,50 @@ def is_gone(pid: int) -> bool:
 
 
 def children() -> list[psutil.Process]:
-    return [
-        child
-        for child in psutil.Process().children(recursive=True)
-        if child.status() != psutil.STATUS_ZOMBIE
-    ]
+    every = psutil.Process().children(recursive=True)
+    return list(filter(processes.is_running, every))
 
 
-def test_a_port_that_is_taken_meanwhile_is_replaced(stand_in, tmp_path):
-    server = stand_in([BUSY, BUSY, SERVE], tmp_path / "log")
-    assert server.port == stand_in.begun[2]
-    assert serving.healthy(server)
-    serving.stop(server)
-    assert not serving.healthy(server)
+@pytest.fixture
+def taken():
+    """A port that something else listens on."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        yield other.getsockname()[1]
 
 
-def test_ports_are_not_tried_for_ever(stand_in, tmp_path):
-    message = refusal(stand_in, [BUSY], tmp_path / "log")
-    assert len(stand_in.begun) == serving.PORT_TRIES
-    assert "in use" in message
-
-
-def test_a_chosen_port_is_tried_once(stand_in, tmp_path):
-    port = serving._free_port()
-    message = refusal(stand_in, [BUSY], tmp_path / "log", port)
-    assert stand_in.begun == [port]
-    assert f"Port {port}" in message
-
-
-@pytest.mark.parametrize("port", [0, -1, 70_000])
-def test_what_is_no_port(stand_in, tmp_path, port):
-    assert f"Port {port}" in refusal(stand_in, [SERVE], tmp_path / "l", port)
-    assert stand_in.begun == []
-
-
-def test_a_port_in_use_is_refused_before_anything_starts(stand_in, tmp_path):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        message = refusal(stand_in, [SERVE], tmp_path / "log", port)
-        early = refusal(serving.refuse_port_in_use, port)
-        assert early.startswith(f"Port {port} of this machine is in use")
-    serving.refuse_port_in_use(port)
-    serving.refuse_port_in_use(None)
-    assert f"Port {port} of this machine is in use" in message
+def test_a_port_in_use_is_refused_before_anything_starts(
+    stand_in, tmp_path, taken
+):
+    message = refusal(stand_in, SERVE, tmp_path / "log", taken)
+    assert f"Port {taken} of this machine is in use" in message
+    assert "Port 0" in refusal(stand_in, SERVE, tmp_path / "log", 0)
+    deployments.refuse_port_in_use(None)
     assert stand_in.begun == []
     assert not (tmp_path / "log").exists()
 
 
-def test_a_server_that_ends_says_why(stand_in, tmp_path):
-    code = "print('a traceback')\nraise ValueError('no such weights')"
+@pytest.mark.parametrize(
+    ("code", "seconds", "said"),
+    [
+        (
+            "print('a traceback')\nraise ValueError('no such weights')",
+            SECONDS,
+            "ended before its first answer.*ValueError: no such weights",
+        ),
+        ("ERROR = 500" + SERVE, SECONDS, "failed at its first answer"),
+        (LINGER, 0.5, "was silent for 0.5 s"),
+    ],
+)
+def test_a_server_that_does_not_answer_is_ended_and_says_why(
+    stand_in, tmp_path, code, seconds, said
+):
     log = tmp_path / "deep" / "log"
     before = children()
-    message = refusal(stand_in, [code], log)
-    assert "ValueError: no such weights" in message
+    message = refusal(stand_in, code, log, seconds=seconds)
+    assert re.search(said, message)
     assert str(log) in message
-    assert len(stand_in.begun) == 1
-    assert children() == before
-
-
-def test_a_server_whose_model_fails_is_ended(stand_in, tmp_path):
-    before = children()
-    message = refusal(stand_in, ["ERROR = 500" + SERVE], tmp_path / "log")
-    assert "failed before its first answer" in message
-    assert children() == before
-
-
-def test_a_server_that_is_too_slow_is_ended(stand_in, tmp_path):
-    before = children()
-    message = refusal(stand_in, [LINGER], tmp_path / "log", seconds=0.5)
-    assert "within 0.5 seconds" in message
     assert children() == before
 
 
@@ -390,101 +375,52 @@ def test_ctrl_c_while_a_server_starts_ends_it(stand_in, tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     before = children()
-    monkeypatch.setattr(serving, "_wait", interrupted)
+    monkeypatch.setattr(deployments, "_wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        stand_in([LINGER], tmp_path / "log")
+        stand_in(LINGER, tmp_path / "log")
     assert len(stand_in.begun) == 1
     assert children() == before
 
 
-def test_another_server_on_the_port_is_not_taken_for_ours(stand_in, tmp_path):
-    """It answers /health while ours still loads its model."""
-    other = stand_in([SERVE], tmp_path / "other")
-    child = subprocess.Popen([sys.executable, "-c", LINGER])
-    began = psutil.Process(child.pid).create_time()
-    ours = Server(child.pid, other.port, other.folder, began)
-    try:
-        assert serving.healthy(other)
-        assert serving._listens(other)
-        assert not serving._listens(ours)
-    finally:
-        child.kill()
-        child.wait()
-        serving.stop(other)
-
-
-def test_a_zombie_does_not_run():
-    """Else `stop` would wait for ever for one that nobody asks."""
-    child = subprocess.Popen(
-        [sys.executable, "-c", "input()"],
-        stdin=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    )
-    process = psutil.Process(child.pid)
-    assert serving._runs(process)
-    child.stdin.close()
-    assert is_gone(child.pid)
-    assert psutil.pid_exists(child.pid)
-    assert not serving._runs(process)
-    child.wait()
-    assert not serving._runs(process)
-
-
-def test_a_process_with_a_reused_number_is_left_alone(stand_in, tmp_path):
-    server = stand_in([SERVE], tmp_path / "log")
+def test_a_server_is_known_by_what_was_written_down(stand_in, tmp_path):
+    """Not one that took its port, nor a process with its number."""
+    server = stand_in(SERVE, tmp_path / "log")
+    again = Server(**json.loads(json.dumps(asdict(server))))
+    assert again == server and again.healthy()
     other = replace(server, started=server.started - 3600)
-    assert not serving.healthy(other)
-    serving.stop(other)
-    assert serving.healthy(server)
-    serving.stop(server)
-    serving.stop(server)  # gone already
-
-
-def test_a_server_that_ignores_the_request_to_end_is_killed(
-    stand_in, tmp_path
-):
-    code = (
-        "import subprocess\n"
-        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-        "child = subprocess.Popen([sys.executable, '-c', 'import time; "
-        "time.sleep(300)'])\n"
-        "print(child.pid, flush=True)"
-    )
-    before = children()
-    server = stand_in([code + SERVE], tmp_path / "log")
-    assert len(serving._family(server)) == 2
-    child = int((tmp_path / "log").read_text().split()[0])
-    serving.stop(server, seconds=0.2)
-    assert children() == before
-    assert not serving.healthy(server)
-    assert is_gone(child)
-
-
-def test_a_server_is_written_down_and_read_again(tmp_path):
-    server = Server(12, 8123, tmp_path, 1796027959.44)
-    saved = json.loads(json.dumps(server.to_dict()))
-    assert Server.from_dict(saved) == server
+    assert not other.healthy()
+    other.stop()
+    child = processes.start([sys.executable, "-c", LINGER], tmp_path / "other")
+    began = psutil.Process(child.pid).create_time()
+    # It would be taken for well: the other server answers /health.
+    loads = replace(server, pid=child.pid, started=began)
+    assert not loads.healthy()
+    loads.stop()
+    assert server.healthy()
+    server.stop()
+    assert not server.healthy()
+    server.stop()  # gone already
 
 
 def test_what_a_server_is_started_with(monkeypatch, merged):
-    command = serving._command(merged, 8123)
+    command = deployments.command(merged, 8123)
     assert command[0] == sys.executable
     assert command[-7:] == [
         str(merged), "--host", "127.0.0.1", "--port", "8123",
         "--dtype", "float32",
     ]  # fmt: skip
     monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")
-    assert serving._command(merged, 8123) == command  # no GPU for vLLM
+    assert deployments.command(merged, 8123) == command  # no GPU for vLLM
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(serving, "compute_dtype", lambda: torch.bfloat16)
-    assert serving._command(merged, 8123) == [
+    monkeypatch.setattr(models, "compute_dtype", lambda: torch.bfloat16)
+    assert deployments.command(merged, 8123) == [
         "/bin/vllm", "serve", *command[-7:-1], "bfloat16",
     ]  # fmt: skip
 
 
 def test_a_folder_without_a_model_is_not_served(tmp_path, adapter):
     for folder in (adapter, tmp_path / "gone"):
-        message = refusal(serving.start, folder, tmp_path / "log")
+        message = refusal(deployments.start, folder, tmp_path / "log")
         assert "no merged model" in message
         message = refusal(Agent, "http://127.0.0.1:1/v1", folder, "S", 512)
         assert "no merged model" in message
@@ -496,7 +432,7 @@ def test_a_folder_without_a_model_is_not_served(tmp_path, adapter):
 @pytest.fixture
 def lonely(merged):
     """An agent whose server is not there."""
-    url = f"http://127.0.0.1:{serving._free_port()}/v1"
+    url = f"http://127.0.0.1:{processes.free_port()}/v1"
     with Agent(url, str(merged), "S", 512) as agent:
         yield agent
 
@@ -538,13 +474,12 @@ def test_the_context_is_the_models_where_that_is_less(merged):
 
 def test_a_server_that_is_not_there(lonely):
     message = refusal(lonely.generate, "1 + 1?")
-    assert "gave no answer" in message
-    assert "deploy" in message
+    assert "failed: " in message and "agent deploy" in message
     assert refusal(list, lonely.generate_stream("1 + 1?")) == message
     assert lonely.last is None
 
 
-# --- A real server ----------------------------------------------------------
+# --- A real server: one process for these tests -----------------------------
 
 
 @pytest.fixture(scope="module")
@@ -558,11 +493,11 @@ def pocket(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(pocket):
-    server = serving.start(pocket, pocket.parent / "log", seconds=SECONDS)
-    family = serving._family(server)
+    server = deployments.start(pocket, pocket.parent / "log", seconds=SECONDS)
+    family = processes.tree(server.pid, server.started)
     assert family
     yield server
-    serving.stop(server)
+    server.stop()
     assert all(is_gone(process.pid) for process in family)
 
 
@@ -603,29 +538,18 @@ def chosen(answers, wanted) -> tuple[str, tuple[str, int, bool]]:
 def test_a_served_answer_is_that_of_the_evaluation(agent, answers):
     thinks = chosen(answers, lambda text, *_: "<think>" in text)
     ends = chosen(answers, lambda text, tokens, cut: not cut)
-    for question, (text, tokens, cut) in (thinks, ends):
+    for question, expected in (thinks, ends):
         reply = agent.generate(question)
         (result,) = reply.results
-        assert result.completion == text
-        assert result.tokens == tokens
-        assert result.truncated is reply.truncated is cut
+        found = (result.completion, result.tokens, result.truncated)
+        assert found == expected
+        assert reply.truncated is result.truncated
         assert reply.prompt == question
-        assert agent.last is reply
-
-
-@pytest.mark.lesson
-def test_a_streamed_answer_is_the_same_in_pieces(agent, answers):
-    thinks = chosen(answers, lambda text, *_: "<think>" in text)
-    ends = chosen(answers, lambda text, tokens, cut: not cut)
-    for question, (text, tokens, cut) in (thinks, ends):
         stream = agent.generate_stream(question)
         assert agent.last is None
         pieces = list(stream)
-        assert "".join(pieces) == text
-        assert len(pieces) > 10
-        (result,) = agent.last.results
-        assert result.completion == text
-        assert (result.tokens, result.truncated) == (tokens, cut)
+        assert "".join(pieces) == result.completion and len(pieces) > 10
+        assert agent.last == reply
 
 
 @pytest.mark.lesson
@@ -637,8 +561,6 @@ def test_an_answer_that_is_cut_says_so(agent, answers):
     assert reply.truncated
     assert reply.results[0].tokens == 9
     assert text.startswith(reply.results[0].completion)
-    "".join(agent.generate_stream(question, max_new_tokens=9))
-    assert agent.last == reply
 
 
 @pytest.mark.lesson
@@ -673,34 +595,34 @@ def test_a_server_listens_on_this_machine_only(server):
 @pytest.mark.lesson
 def test_a_second_server_is_killed_and_started_again(server, merged, tmp_path):
     """Both work at once, and the first one does not notice."""
-    second = serving.start(merged, tmp_path / "log", seconds=SECONDS)
+    second = deployments.start(merged, tmp_path / "log", seconds=SECONDS)
     assert second.port != server.port
-    assert serving.healthy(second)
-    assert serving.healthy(server)
+    assert second.healthy()
+    assert server.healthy()
     with Agent(second.url, str(merged), "S", 512) as agent:
         # An untrained model rarely ends: there is time to kill the server.
         stream = agent.generate_stream("1 + 1?")
         next(stream)
         os.kill(second.pid, 9)
         message = refusal(list, stream)
-        assert "gave no answer" in message
+        assert "failed: " in message
         assert agent.last is None
     assert is_gone(second.pid)
-    assert not serving.healthy(second)
-    serving.stop(second)  # nothing to do
+    assert not second.healthy()
+    second.stop()  # nothing to do
     port = second.port
-    third = serving.start(merged, tmp_path / "log", port, seconds=SECONDS)
+    third = deployments.start(merged, tmp_path / "log", port, seconds=SECONDS)
     try:
-        assert serving.healthy(third)
-        assert not serving.healthy(second)
-        message = refusal(serving.start, merged, tmp_path / "other", port)
+        assert third.healthy()
+        assert not second.healthy()
+        message = refusal(deployments.start, merged, tmp_path / "other", port)
         assert f"Port {port}" in message
         with Agent(third.url, str(merged), "S", 512) as agent:
             assert agent.generate("1 + 1?", 4).results[0].tokens == 4
     finally:
-        serving.stop(third)
+        third.stop()
     assert is_gone(third.pid)
-    assert serving.healthy(server)
+    assert server.healthy()
 
 
 @pytest.mark.lesson
@@ -708,9 +630,10 @@ def test_a_server_outlives_who_started_it(pocket, tmp_path):
     """And whoever comes later knows it by what was written down."""
     code = (
         "import sys; from pathlib import Path; "
-        "from grpo_lab.arena import serving; "
-        "one = serving.start(Path(sys.argv[1]), Path(sys.argv[2])); "
-        "import json; print(json.dumps(one.to_dict()))"
+        "from dataclasses import asdict; "
+        "from grpo_lab.arena import deployments; "
+        "one = deployments.start(Path(sys.argv[1]), Path(sys.argv[2])); "
+        "import json; print(json.dumps(asdict(one)))"
     )
     log = tmp_path / "log"
     # A file of the reader's must not stand in for a library.
@@ -723,9 +646,9 @@ def test_a_server_outlives_who_started_it(pocket, tmp_path):
         timeout=2 * SECONDS,
     )
     assert done.returncode == 0, done.stderr
-    server = Server.from_dict(json.loads(done.stdout))
-    assert server.folder == pocket
-    assert serving.healthy(server)
-    serving.stop(server)
+    server = Server(**json.loads(done.stdout))
+    assert server.folder == str(pocket)
+    assert server.healthy()
+    server.stop()
     assert is_gone(server.pid)
-    assert not serving.healthy(server)
+    assert not server.healthy()

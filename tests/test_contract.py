@@ -36,7 +36,6 @@ from rewards import (
 )
 from rewards.contract import Verdict, Verdicts, check_reward, load_reward
 from rewards.contract.probes import FORMS, examples_of, probes
-from rewards.contract.reward_file import OUTSIDE
 from rewards.health import FailureLimit
 
 ROWS = [
@@ -274,7 +273,8 @@ def test_failures_are_logged_as_shares_and_reasons(hostile):
     assert columns["mine/outcome"] == ["timeout", "error", "scored", "error"]
     late, raised, fine, ended = columns["mine/reason"]
     assert fine == ""
-    assert "more than 1 s of CPU time" in late and "ended" in ended
+    # Which of the two deadlines ends it depends on what else runs here.
+    assert "no score in time: more than" in late and "ended" in ended
     assert raised.startswith("line ") and "ZeroDivisionError" in raised
 
 
@@ -368,95 +368,7 @@ def test_a_loaded_file_can_be_pickled_and_used_after_close(tmp_path):
         copied.close()
 
 
-# --- what a file may write ------------------------------------------------
-
-REFUSED = {
-    "open": "open(there / 'new', 'w')",
-    "open, bytes": "open(bytes(there / 'new'), 'xb')",
-    "append": "open(there / 'old', 'a')",
-    "update": "open(there / 'old', 'r+b')",
-    "os.open": "os.open(there / 'new', os.O_CREAT)",
-    "up": "open('../new', 'w')",
-    "through a link": "os.symlink(there, 'a'); open('a/new', 'w')",
-    "a link": "os.symlink(there / 'old', 'b'); os.truncate('b', 0)",
-    "long": "open(there / ('long' * 50), 'w')",
-    "write_text": "(there / 'old').write_text('')",
-    "touch": "(there / 'old').touch()",
-    "mkdir": "os.mkdir(there / 'new')",
-    "makedirs": "os.makedirs(there / 'new' / 'inner', exist_ok=True)",
-    "remove": "os.remove(there / 'old')",
-    "unlink, base": "os.unlink('old', dir_fd=os.open(there, os.O_RDONLY))",
-    "rmdir": "os.rmdir(there / 'empty')",
-    "take": "os.rename(there / 'old', 'taken')",
-    "put": "open('c', 'w').close(); os.replace('c', there / 'old')",
-    "link": "open('d', 'w').close(); os.link('d', there / 'new')",
-    "symlink": "os.symlink('d', there / 'new')",
-    "truncate": "os.truncate(there / 'old', 0)",
-    "chmod": "os.chmod(there / 'old', 0)",
-    "chown": "os.chown(there / 'old', os.getuid(), os.getgid())",
-    "utime": "os.utime(there / 'old')",
-    "copy": "shutil.copy(__file__, there)",
-    "copytree": "shutil.copytree('.', there, dirs_exist_ok=True)",
-    "move": (
-        "try: shutil.move(there / 'old', '.')\n"
-        "finally: assert not os.path.exists('old')"
-    ),
-    "rmtree": "shutil.rmtree(there, ignore_errors=True)",
-    "archive": "shutil.make_archive(f'{there}/new', 'zip')",
-    "tempfile": "tempfile.mkstemp(dir=there)",
-    "sqlite": "sqlite3.connect(there / 'new')",
-    "sqlite, URI": "sqlite3.connect(f'file://{there}/new?a=b', uri=True)",
-    "log": "logging.FileHandler(there / 'new')",
-    "numpy": "numpy.save(there / 'new', numpy.zeros(3))",
-    "elsewhere": "os.chdir(there); open('new', 'w')",  # last: it stays there
-}
-ALLOWED = {
-    "open": "open('new', 'w').write('text'); assert open('new').read()",
-    "append": "open('new', 'a').write('more'); os.truncate('new', 1)",
-    "by its path": "open(Path.cwd() / 'new', 'w')",
-    "to and fro": "os.mkdir('a'); open('a/../a/new', 'x'); open('a/new')",
-    "tree": "shutil.copytree('a', 'b/c/d'); shutil.rmtree('b')",
-    "move": "shutil.move('a', 'b'); os.chmod('b', 0o700); os.utime('b')",
-    "links": "os.symlink(there, 'to'); os.link('b/new', 'd'); os.remove('to')",
-    "archive": "shutil.unpack_archive(shutil.make_archive('z', 'zip', 'b'))",
-    "sqlite": "sqlite3.connect('e').execute('create table t (i)').close()",
-    "sqlite in memory": "sqlite3.connect(':memory:').close()",
-    "sqlite reads": "sqlite3.connect(f'file:{there}/db?mode=ro', uri=True)",
-    "mkstemp": "assert tempfile.mkstemp()[1].startswith(os.getcwd())",
-    "TemporaryFile": "tempfile.TemporaryFile().truncate(3)",
-    "TemporaryDirectory": (
-        "with tempfile.TemporaryDirectory() as f: open(f + '/g', 'w')"
-    ),
-    "a program": (
-        "name = subprocess.check_output(['mktemp'], text=True);"
-        "assert name.startswith(os.getcwd())"
-    ),
-    "read": "assert (there / 'old').read_text() == 'old' and os.stat(there)",
-    "walk": "assert len(list(os.walk(there))) == 2",
-    "null": "open(os.devnull, 'w').write('x'); open('/dev/zero', 'r+b')",
-    "streams": "open('/dev/stdout', 'w').write('x'); os.write(1, b'x')",
-    "print": "print('x', file=sys.stderr); logging.warning('x')",
-    "descriptor": "open(os.pipe()[1], 'w').close()",
-    "exist_ok": "os.makedirs(there / 'empty', exist_ok=True)",
-    "numpy": "numpy.save('n', numpy.zeros(3)); numpy.load('n.npy')",
-}
-IMPORTS = """
-import logging, os, shutil, sqlite3, subprocess, sys, tempfile
-from pathlib import Path
-import numpy
-"""
-
-
-def contents(folder):
-    """What a write could change: names, times, modes and bytes."""
-    return {
-        path: (
-            path.lstat().st_mtime_ns,
-            path.lstat().st_mode,
-            path.read_bytes() if path.is_file() else b"",
-        )
-        for path in [folder, *folder.rglob("*")]
-    }
+# --- the folder of a file ------------------------------------------------
 
 
 @pytest.fixture
@@ -468,50 +380,33 @@ def temp(tmp_path, monkeypatch):
     return folder
 
 
-@pytest.fixture
-def there(tmp_path):
-    folder = tmp_path / "there"
-    (folder / "empty").mkdir(parents=True)
-    (folder / "old").write_text("old")
-    (folder / "db").write_bytes(b"")
-    return folder
-
-
-def doing(folder, there):
+def doing(folder):
     """A file that does what its completion says."""
-    top = f"{IMPORTS}there = Path({str(there)!r})"
+    top = "import os, subprocess, tempfile"
     return file(folder, top=top, first="exec(completion)", pay="1.0")
 
 
-def test_a_file_can_write_nowhere_but_in_its_folder(tmp_path, there, temp):
-    before = contents(there)
-    with loaded(doing(tmp_path, there)) as reward:
-        deeds = list(REFUSED.values())
-        scores = reward.scores(deeds, answer=["1"] * len(deeds))
-    for name, score in zip(REFUSED, scores, strict=True):
-        assert score.failure == "error", name
-        assert score.reason.startswith("line 9: PermissionError: "), name
-        assert f"{OUTSIDE}, not in " in score.reason, (name, score.reason)
-        ending = "with uri=True" if "sqlite" in name else "keep no files"
-        assert score.reason.endswith(ending), (name, score.reason)
-    named = scores[list(REFUSED).index("copytree")].reason
-    assert f"{there}"[-40:] + ";" in named
-    assert contents(there) == before
-
-
-def test_what_a_file_may_do_with_files(tmp_path, there, temp, capfd):
-    before = contents(there)
-    with loaded(doing(tmp_path, there)) as reward:
-        for name, deed in ALLOWED.items():  # one process, so in this order
-            [score] = reward.scores([deed], answer=["1"])
-            assert score.value == 1.0, (name, score.reason)
-    assert contents(there) == before
+@pytest.mark.parametrize(
+    "deed",
+    [
+        "open('new', 'w'); assert os.path.exists('new')",
+        "assert tempfile.mkstemp()[1].startswith(os.getcwd())",
+        "name = subprocess.check_output(['mktemp'], text=True);"
+        "assert name.startswith(os.getcwd())",
+        "print('x'); os.write(1, b'x'); os.write(2, b'x')",
+    ],
+)
+def test_what_a_file_writes_stays_in_its_folder(tmp_path, temp, capfd, deed):
+    before = set(tmp_path.rglob("*"))
+    with loaded(doing(tmp_path)) as reward:
+        [score] = reward.scores([deed], answer=["1"])
+    assert score.value == 1.0, score.reason
+    assert set(tmp_path.rglob("*")) - before == {tmp_path / "mine.py"}
     assert capfd.readouterr() == ("", "")
-    assert not list(temp.iterdir())
 
 
-def test_no_file_is_left_after_close(tmp_path, there, temp):
-    with loaded(doing(tmp_path, there)) as reward:
+def test_no_file_is_left_after_close(tmp_path, temp):
+    with loaded(doing(tmp_path)) as reward:
         assert not list(temp.iterdir())  # what loading it has made
         deed = "os.makedirs('a/b'); open('a/b/c', 'w'); os.chmod('a', 0)"
         assert give(reward, deed) == [1.0]
@@ -527,14 +422,14 @@ def test_no_file_is_left_after_close(tmp_path, there, temp):
         assert len([*temp.iterdir()]) == 1
         give(reward, "open('big', 'w'); os._exit(1)")
     assert not list(temp.iterdir())
-    reward = load_reward(doing(tmp_path, there))
+    reward = load_reward(doing(tmp_path))
     give(reward, "open('a', 'w')")
     del reward
     assert not list(temp.iterdir())
 
 
-def test_the_folder_is_empty_again_after_a_loss(tmp_path, there):
-    with loaded(doing(tmp_path, there)) as reward:
+def test_the_folder_is_empty_again_after_a_loss(tmp_path):
+    with loaded(doing(tmp_path)) as reward:
         give(reward, "open('left', 'w'); os._exit(1)")
         assert give(reward, "assert not os.listdir()") == [1.0]
 
@@ -571,9 +466,9 @@ assert give("open('kept')") == 1.0 and folders() == 1
 """
 
 
-def test_no_file_is_left_at_the_end_of_a_program(tmp_path, there, temp):
+def test_no_file_is_left_at_the_end_of_a_program(tmp_path, temp):
     subprocess.run(
-        [sys.executable, "-c", LEAVES, doing(tmp_path, there)],
+        [sys.executable, "-c", LEAVES, doing(tmp_path)],
         cwd=Path(rewards.__file__).parent.parent,
         env=os.environ | {"TMPDIR": str(temp)},
         check=True,
@@ -581,30 +476,11 @@ def test_no_file_is_left_at_the_end_of_a_program(tmp_path, there, temp):
     assert not list(temp.iterdir())
 
 
-def test_a_file_that_writes_when_it_is_imported_is_refused(there, temp):
-    path = write(there, "open(__file__ + '.log', 'w')")
-    before = contents(there)
-    with pytest.raises(RewardError) as refusal:
-        load_reward(path)
-    message = str(refusal.value)
-    assert "\n" not in message
-    assert f"line 1: PermissionError: {OUTSIDE}, not in " in message
-    assert message.endswith(f"Mend that line, then load {path} again.")
-    assert contents(there) == before
-    assert not list(temp.iterdir())
-
-
-def test_a_check_tells_where_a_file_may_write(there):
-    path = file(there, first="open(__file__ + '.log', 'a')")
-    verdicts = check_reward(path, ROWS)
-    assert "runs" in failed(verdicts)
-    assert OUTSIDE in verdicts["runs"].seen
-    assert "tempfile" in verdicts["runs"].advice
-    assert "Mend" not in verdicts["runs"].advice
-    path = file(there, first="open('table.json')", name="reads.py")
-    verdicts = check_reward(path, ROWS)
+def test_a_check_tells_where_to_read_from(tmp_path):
+    verdicts = check_reward(file(tmp_path, first="open('table.json')"), ROWS)
     assert "FileNotFoundError" in verdicts["runs"].seen
     assert "(__file__).parent" in verdicts["runs"].advice
+    assert "Mend" not in verdicts["runs"].advice
 
 
 def test_what_the_program_imports_from_its_folder_is_found(

@@ -6,8 +6,9 @@ import sys
 
 import pytest
 
-from grpo_lab.errors import LabError
+from grpo_lab.errors import LabError, first_line, nearest
 from grpo_lab.files import (
+    hold,
     last_line,
     own_directory,
     read_json,
@@ -88,6 +89,24 @@ def test_the_last_words_of_a_log(tmp_path):
     assert last_line(log) == "last words"
     log.write_text("\n \n")
     assert last_line(log) == ""
+
+
+def test_a_directory_is_held_by_one_at_a_time(tmp_path):
+    folder = tmp_path / "new" / "deep"
+    with hold(folder), pytest.raises(LabError, match="is at work in"):
+        hold(folder).__enter__()
+    with hold(folder):
+        pass
+    (tmp_path / "file").touch()
+    with pytest.raises(LabError, match="can't be used: .*--output"):
+        hold(tmp_path / "file").__enter__()
+
+
+def test_the_first_line_of_an_error_and_the_nearest_name():
+    assert first_line(ValueError("no such key:\nmore")) == "no such key."
+    assert first_line(KeyboardInterrupt()) == "KeyboardInterrupt."
+    assert nearest("pocket-quen", ["POCKET-QWEN", "x"]) == "POCKET-QWEN"
+    assert nearest("zzz", ["pocket-qwen"]) is None
 
 
 def test_a_lesson_takes_a_new_an_empty_and_its_own_directory(tmp_path):

@@ -5,8 +5,6 @@ import inspect
 import json
 import pickle
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -516,23 +514,3 @@ def test_golds_that_do_not_fit_are_refused(columns, message):
 def test_one_string_is_not_a_batch(part):
     with pytest.raises(RewardError, match=r"completions=\[text\]"):
         part("<answer>5</answer>", answer=["5"] * 18)
-
-
-def test_importing_the_rewards_is_light():
-    code = (
-        "import sys, time; start = time.perf_counter(); import rewards; "
-        "print(time.perf_counter() - start); "
-        "print(*{name.partition('.')[0] for name in sys.modules})"
-    )
-    runs = [
-        subprocess.run(
-            [sys.executable, "-c", code],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.splitlines()
-        for _ in range(3)
-    ]
-    assert min(float(seconds) for seconds, _ in runs) < 0.3
-    heavy = {"torch", "transformers", "trl", "sympy", "math_verify", "numpy"}
-    assert not heavy & set(runs[0][1].split())

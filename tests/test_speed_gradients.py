@@ -56,21 +56,30 @@ def test_with_dropout_each_completion_has_its_own(questions, tmp_path):
 def test_in_16_bit_a_run_works_and_nearly_agrees(
     questions, tmp_path, monkeypatch
 ):
-    """What a GPU does, as far as a CPU can show it: autocast and bfloat16."""
+    """What a GPU does, as far as a CPU can show it: autocast and bfloat16.
+
+    How much 16 bit rounds away differs between CPUs, so ours is measured by
+    TRL's own distance from the gradient in 32 bit.
+    """
+    settings = pocket_settings(max_steps=2)
+    trainer = built(settings, questions.train, tmp_path / "32 bit")
+    batch = batch_of(trainer, questions.train)
+    trainer.levers = frozenset()
+    _, exact = gradients(trainer, batch)
+    adapter = weights_of(trainer)
     monkeypatch.setattr(models, "compute_dtype", lambda: torch.bfloat16)
     chosen = levers.without(["dequantised_copy"])
-    settings = pocket_settings(levers=chosen, max_steps=2)
-    trainer = built(settings, questions.train, tmp_path)
+    settings = dataclasses.replace(settings, levers=chosen)
+    trainer = built(settings, questions.train, tmp_path / "16 bit")
     assert trainer.args.bf16
-    batch = batch_of(trainer, questions.train)
+    trainer.model.load_state_dict(adapter, strict=False)
     _, found = gradients(trainer, batch)
     trainer.levers = frozenset()
     _, expected = gradients(trainer, batch)
-    for name, tensor in expected.items():
-        assert (found[name] - tensor).norm() < 0.1 * tensor.norm(), name
+    assert 0 < distance(found, exact) < 2 * distance(expected, exact) + 0.01
     trainer.levers = frozenset(chosen)
     training.train(trainer)
-    rows = training.read_metrics(tmp_path / "metrics.csv")
+    rows = training.read_metrics(tmp_path / "16 bit" / "metrics.csv")
     assert len(rows) == 2 and all(row["entropy"] > 0 for row in rows)
 
 

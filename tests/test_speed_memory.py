@@ -24,6 +24,9 @@ from rewards import FIVE_PART
 
 pytestmark = pytest.mark.numeric
 
+ROOMY = models.Device("CPU", 64, is_gpu=False)
+"""A machine on which every optimisation has room."""
+
 # --- Memory ------------------------------------------------------------------
 
 
@@ -74,7 +77,7 @@ def test_levers_that_take_memory_are_left_out_where_there_is_none():
 )  # fmt: skip
 def test_levers_that_would_do_nothing_are_not_in_force(changed, gone):
     settings = RunSettings("pocket-qwen", 1e-3, **changed)
-    in_force = models.levers_in_force(settings)
+    in_force = models.levers_in_force(settings, ROOMY)
     assert {*settings.levers} - {*in_force} == gone
 
 
@@ -83,7 +86,7 @@ def test_with_checkpointing_a_prefix_has_no_cache():
     settings = RunSettings(
         "pocket-qwen", 1e-3, gradient_checkpointing=True, levers=chosen
     )
-    in_force = models.levers_in_force(settings)
+    in_force = models.levers_in_force(settings, ROOMY)
     assert {*chosen} - {*in_force} == {"shared_prefix"}
 
 

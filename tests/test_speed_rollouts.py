@@ -146,7 +146,7 @@ def test_the_loop_is_used_only_where_it_is_switched_on(
 
 
 def test_the_temperature_is_in_force(questions, tmp_path):
-    settings = pocket_settings(temperature=0.01)
+    settings = pocket_settings(temperature=1e-4)
     trainer = built(settings, questions.train, tmp_path)
     prompts = group_prompts(questions.train, groups=2)
     cold = trainer.rollout_func(prompts, trainer)["completion_ids"]

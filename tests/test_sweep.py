@@ -4,39 +4,25 @@ import contextlib
 import csv
 import io
 import json
-import os
 import signal
 import subprocess
 import sys
 import textwrap
-import time
-from pathlib import Path
 from types import SimpleNamespace
 
-import nbformat
-import psutil
 import pytest
-from nbformat.v4 import new_code_cell, new_notebook
+from lessons import appears, is_alive, lesson, wait_until
 
-from grpo_lab import runner, sweep
-from grpo_lab.build import METADATA
-from grpo_lab.sweep import Combination, Sweep
+from grpo_lab import processes, sweep
+from grpo_lab.files import write_json
 
-PARAMETERS = """\
-NAME: str = "none"  # shared by all
-SEED: int = 0  # of chance
-RATES: list[float] = [1.0]  # learning rates
-OUTPUT_DIR: str = "runs/tiny"  # where results go
-"""
 # One line for each start and each end of a run, in the working directory.
 NOTE = """\
 import json, os, subprocess, sys, time
-from pathlib import Path
 
 def note(event):
-    line = json.dumps([event, NAME, SEED, RATES, OUTPUT_DIR])
     with open("notes.txt", "a") as file:
-        file.write(line + "\\n")
+        file.write(json.dumps([event, SEED, RATES, OUTPUT_DIR]) + "\\n")
 
 note("begin")
 """
@@ -57,29 +43,11 @@ Path(f"part-{SEED}").write_text(pids)
 os.replace(f"part-{SEED}", f"pids-{SEED}")
 time.sleep(600)
 """
-# The first time the second run does not end; the next time it does, and
-# nothing may be left of the first.
+# The first time the second run does not end.
 KILLED = f"""\
-import psutil
-
 if SEED == 2 and not Path("go").exists():
 {textwrap.indent(ENDLESS, "    ")}
-for pid in json.loads(Path("pids-2").read_text()) if SEED == 2 else ():
-    if psutil.pid_exists(pid):
-        assert psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 """
-
-
-def lesson(folder, *cells, name="01_tiny.ipynb"):
-    """A lesson that has parameters, notes its start, and has these cells."""
-    parameters = new_code_cell(PARAMETERS)
-    parameters.metadata["tags"] = ["parameters"]
-    notebook = new_notebook(metadata=METADATA)
-    notebook.cells = [parameters, *map(new_code_cell, (NOTE, *cells))]
-    path = folder / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    nbformat.write(notebook, path)
-    return path
 
 
 def sweep_here(folder, *arguments):
@@ -90,10 +58,8 @@ def sweep_here(folder, *arguments):
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
     ):
-        code = runner.main(["sweep", *map(str, arguments)])
-    return SimpleNamespace(
-        code=code, out=out.getvalue(), err=err.getvalue(), folder=folder
-    )
+        code = sweep.main(list(map(str, arguments)))
+    return SimpleNamespace(code=code, out=out.getvalue(), err=err.getvalue())
 
 
 @pytest.fixture
@@ -116,198 +82,118 @@ def start(tmp_path):
 
     yield start_one
     for process in started:
-        process.terminate()
+        process.kill()
         process.communicate(timeout=60)
-    for one in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if one.environ().get(sweep.MARK, "").startswith(str(tmp_path)):
-                one.kill()
+    processes.end_marked([tmp_path])
 
 
 def notes(folder):
-    return [
-        json.loads(line)
-        for line in (folder / "notes.txt").read_text().splitlines()
-    ]
-
-
-def begun(folder):
-    """The seeds of the runs that began, in order."""
-    return [note[2] for note in notes(folder) if note[0] == "begin"]
-
-
-def record(folder):
-    return json.loads((folder / "sweep.json").read_text())
+    text = (folder / "notes.txt").read_text()
+    return [json.loads(line) for line in text.splitlines()]
 
 
 def states(folder):
-    return [one["state"] for one in record(folder)["combinations"]]
+    with (folder / "sweep.csv").open(newline="") as file:
+        return [row["state"] for row in csv.DictReader(file)]
 
 
-def pids(folder, seed, seconds=60):
+def pids(folder, seed):
     """What an endless run has started, its kernel, and its runner."""
-    path = folder / f"pids-{seed}"
-    end = time.monotonic() + seconds
-    while time.monotonic() < end and not path.exists():
-        time.sleep(0.05)
-    return json.loads(path.read_text())
+    return json.loads(appears(folder / f"pids-{seed}"))
 
 
-def is_alive(pid):
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-# --- Real runs --------------------------------------------------------------
+# --- Real runs: these tests start processes ---------------------------------
 
 LINE = (
-    *("-p", "NAME", "a {b}'c"),
-    *("--vary", "SEED", 1, 2),
-    *("--vary", "RATES", "[1e-3, 2e-3]", "1e-4"),
+    *("lite/01_tiny.ipynb", "-p", "PROFILE", "a {b}'c"),
+    *("--vary", "SEED", 1, 2, "--vary", "RATES", "[1e-3, 2e-3]", "1e-4"),
 )
 NAMES = [
-    "SEED=1_RATES=1e-3,2e-3",
-    "SEED=1_RATES=1e-4",
-    "SEED=2_RATES=1e-3,2e-3",
-    "SEED=2_RATES=1e-4",
+    "RATES=0.001,0.002_SEED=1",
+    "RATES=0.0001_SEED=1",
+    "RATES=0.001,0.002_SEED=2",
+    "RATES=0.0001_SEED=2",
 ]
 
 
-@pytest.fixture(scope="module")
-def swept(tmp_path_factory):
-    """Four combinations, of which the last one fails."""
-    folder = tmp_path_factory.mktemp("swept")
-    lesson(folder / "lite", RESULTS)
-    return sweep_here(folder, "lite/01_tiny.ipynb", *LINE)
-
-
 @pytest.mark.lesson
-def test_each_combination_runs_once_with_its_values(swept):
-    place = Path("runs/01_tiny-sweep-001")
-    rates = [[1e-3, 2e-3], [1e-4]]
-    expected = [
-        ["a {b}'c", seed, rate, str(place / name / "run")]
-        for name, (seed, rate) in zip(
-            NAMES, [(s, r) for s in (1, 2) for r in rates], strict=True
-        )
+def test_each_combination_runs_once_and_resume_runs_the_failed_one(tmp_path):
+    lesson(tmp_path / "lite", NOTE, RESULTS)
+    done = sweep_here(tmp_path, *LINE)
+    place = tmp_path / "runs/01_tiny-sweep-001"
+    assert done.code == 1
+    chosen = [(s, r) for s in (1, 2) for r in ([1e-3, 2e-3], [1e-4])]
+    wanted = [
+        [*one, f"runs/01_tiny-sweep-001/{name}/run"]
+        for name, one in zip(NAMES, chosen, strict=True)
     ]
-    told = notes(swept.folder)
     # One at a time, in order: each ends before the next begins.
-    assert told[:6] == [
-        [event, *one] for one in expected[:3] for event in ("begin", "end")
-    ]
-    assert told[6:] == [["begin", *expected[3]]]
-    for name in NAMES:
-        executed = swept.folder / place / name / "01_tiny.ipynb"
-        assert executed.is_file()
-        assert (swept.folder / place / f"{name}.log").is_file()
-
-
-@pytest.mark.lesson
-def test_a_failure_stops_no_other_and_is_told(swept):
-    folder = swept.folder / "runs/01_tiny-sweep-001"
-    assert swept.code == 1
-    assert states(folder) == ["done", "done", "done", "failed"]
-    found = record(folder)
-    assert found["lesson"] == str(swept.folder / "lite/01_tiny.ipynb")
-    assert found["values"] == {
+    both = ("begin", "end")
+    assert (
+        notes(tmp_path)
+        == [[event, *one] for one in wanted for event in both][:7]
+    )
+    assert json.loads((place / "sweep.json").read_text()) == {
+        "lesson": str(tmp_path / "lite/01_tiny.ipynb"),
         "SEED": [1, 2],
         "RATES": [[1e-3, 2e-3], [1e-4]],
-        "NAME": ["a {b}'c"],
+        "PROFILE": ["a {b}'c"],
     }
-    failed = found["combinations"][3]
-    assert failed["exit_code"] == 1
-    assert failed["reason"].endswith("AssertionError: not ready")
-    log = f"runs/01_tiny-sweep-001/{NAMES[3]}.log"
-    assert f"AssertionError: not ready ({log})" in swept.out
-    assert "--resume" in swept.out
+    log = f"runs/01_tiny-sweep-001/{NAMES[3]}/log.txt"
+    assert f"AssertionError: not ready ({log})" in done.out
+    assert "--resume" in done.out
 
-
-@pytest.mark.lesson
-def test_the_table_is_printed_and_written(swept):
-    lines = swept.out.splitlines()
-    at = lines.index(next(x for x in lines if x.startswith("combination")))
-    assert lines[at].split() == [
-        *("combination", "state", "seconds", "best", "run", "accuracy")
-    ]
+    lines = done.out.splitlines()
+    at = next(i for i, x in enumerate(lines) if x.startswith("combination"))
     rows = [line.split() for line in lines[at + 1 : at + 5]]
-    assert [row[0] for row in rows] == NAMES
-    assert [row[1] for row in rows] == ["done"] * 3 + ["failed"]
-    assert [row[3:] for row in rows[:3]] == [
-        ["b", "25.0%"],
-        ["b", "25.0%"],
-        ["b", "50.0%"],
+    assert [row[:2] for row in rows] == [
+        [name, "failed" if name == NAMES[3] else "done"] for name in NAMES
     ]
-    assert len(rows[3]) == 3
-    path = swept.folder / "runs/01_tiny-sweep-001/sweep.csv"
-    with path.open(newline="") as file:
+    best = [["b", "0.25"], ["b", "0.25"], ["b", "0.5"]]
+    assert [row[3:] for row in rows[:3]] == best
+    with (place / "sweep.csv").open(newline="") as file:
         table = list(csv.DictReader(file))
     assert list(table[0]) == [
-        *("SEED", "RATES", "NAME"),
+        *("SEED", "RATES", "PROFILE"),
         *("state", "seconds", "best_run", "accuracy"),
     ]
-    assert [float(row["accuracy"] or "nan") for row in table[:3]] == [
-        0.25, 0.25, 0.5,
-    ]  # fmt: skip
     assert [row["RATES"] for row in table[:2]] == ["[1e-3, 2e-3]", "1e-4"]
-    assert table[3]["state"] == "failed"
-    assert table[3]["best_run"] == table[3]["accuracy"] == ""
-    assert 1 < float(table[0]["seconds"]) < 60
+    assert [row["accuracy"] for row in table] == ["0.25", "0.25", "0.5", ""]
+    assert float(table[0]["seconds"]) > 0
 
-
-@pytest.mark.lesson
-def test_resume_runs_the_failed_one_and_no_other(swept):
-    before = len(notes(swept.folder))
-    seconds = record(swept.folder / "runs/01_tiny-sweep-001")
-    (swept.folder / "ready").touch()
-    again = sweep_here(swept.folder, "lite/01_tiny.ipynb", *LINE, "--resume")
+    (tmp_path / "ready").touch()
+    again = sweep_here(tmp_path, *LINE, "--resume")
     assert again.code == 0, again.err
-    assert [(n[0], *n[2:4]) for n in notes(swept.folder)[before:]] == [
-        ("begin", 2, [1e-4]),
-        ("end", 2, [1e-4]),
-    ]
-    found = record(swept.folder / "runs/01_tiny-sweep-001")["combinations"]
-    assert [one["state"] for one in found] == ["done"] * 4
-    assert found[3]["reason"] == "" and found[3]["exit_code"] == 0
-    assert found[3]["seconds"] > seconds["combinations"][3]["seconds"]
-    assert found[:3] == seconds["combinations"][:3]
+    last = [event[:3] for event in notes(tmp_path)[7:]]
+    assert last == [["begin", 2, [1e-4]], ["end", 2, [1e-4]]]
+    assert states(place) == ["done"] * 4
 
-    once_more = sweep_here(
-        swept.folder, "lite/01_tiny.ipynb", *LINE, "--resume"
-    )
+    once_more = sweep_here(tmp_path, *LINE, "--resume")
     assert once_more.code == 0
-    assert "starts" not in once_more.out and "50.0%" in once_more.out
-    assert len(notes(swept.folder)) == before + 2
+    assert "starts" not in once_more.out and "0.5" in once_more.out
+    assert len(notes(tmp_path)) == 9
 
 
 @pytest.mark.lesson
-def test_kill_9_in_the_middle_and_resume(tmp_path, start):
-    path = lesson(tmp_path, KILLED)
+def test_kill_9_leaves_nothing_and_resume_goes_on(tmp_path, start):
+    path = lesson(tmp_path, NOTE, KILLED)
     line = (path, "--vary", "SEED", 1, 2, 3, "--output", "out")
-    process = start(*line, "--time-limit", 300)
+    process = start(*line)
     left = pids(tmp_path, 2)
-    assert "--time-limit=300.0" in psutil.Process(left[2]).cmdline()
-    assert states(tmp_path / "out") == ["done", "running", "waiting"]
-
-    second = sweep_here(tmp_path, *line, "--resume", "--time-limit", 20)
-    assert second.code == 2
-    assert "Another sweep is at work in out" in second.err
-    assert states(tmp_path / "out") == ["done", "running", "waiting"]
+    second = sweep_here(tmp_path, *line, "--resume")
+    assert second.code == 2 and "is at work in out" in second.err
     assert all(map(is_alive, left))
 
     process.kill()
     process.communicate(timeout=60)
-    assert all(map(is_alive, left))  # else nothing below is shown
-    first = (tmp_path / "out/SEED=1/01_tiny.ipynb").stat().st_mtime_ns
+    wait_until(lambda: not any(map(is_alive, left)))
+    executed = tmp_path / "out/SEED=1/01_tiny.ipynb"
+    first = executed.stat().st_mtime_ns
     (tmp_path / "go").touch()
     again = sweep_here(tmp_path, *line, "--resume")
     assert again.code == 0, again.err + again.out
-    assert begun(tmp_path) == [1, 2, 2, 3]
+    assert [one[1] for one in notes(tmp_path)] == [1, 2, 2, 3]
     assert states(tmp_path / "out") == ["done"] * 3
-    assert not any(map(is_alive, left))
-    executed = tmp_path / "out/SEED=1/01_tiny.ipynb"
     assert executed.stat().st_mtime_ns == first
 
 
@@ -318,7 +204,7 @@ def test_kill_9_in_the_middle_and_resume(tmp_path, start):
 def test_jobs_run_at_once_and_a_signal_ends_them(
     tmp_path, start, number, jobs
 ):
-    path = lesson(tmp_path, ENDLESS)
+    path = lesson(tmp_path, NOTE, ENDLESS)
     line = (path, "--vary", "SEED", 1, 2, 3, "--output", "out")
     process = start(*line, "--jobs", jobs)
     # None ends by itself, so that they are there at once.
@@ -328,51 +214,24 @@ def test_jobs_run_at_once_and_a_signal_ends_them(
     if number == signal.SIGINT:  # as a Ctrl-C that ends `| tee` as well
         process.stdout.close()
     process.send_signal(number)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=120)
     assert process.returncode == 128 + number, err
     assert not any(map(is_alive, started))
-    assert sorted(begun(tmp_path)) == list(seeds)
-    assert states(tmp_path / "out") == ["waiting"] * 3
+    assert sorted(one[1] for one in notes(tmp_path)) == list(seeds)
     assert number == signal.SIGINT or "--resume" in out
-    table = (tmp_path / "out/sweep.csv").read_text().splitlines()
-    assert [row.split(",")[:2] for row in table[1:]] == [
-        ["1", "waiting"],
-        ["2", "waiting"],
-        ["3", "waiting"],
-    ]
+    assert states(tmp_path / "out") == ["waiting"] * 3
 
 
 @pytest.mark.lesson
 @pytest.mark.slow
 def test_the_kernel_of_a_killed_runner_is_ended_too(tmp_path):
     kill = "import signal\nos.kill(os.getppid(), signal.SIGKILL)\n"
-    path = lesson(tmp_path, ENDLESS.replace("time.sleep(600)\n", kill))
-    done = sweep_here(
-        *(tmp_path, path, "--vary", "SEED", 1, "--output", "out"),
-    )
+    cell = ENDLESS.replace("time.sleep(600)\n", kill)
+    path = lesson(tmp_path, NOTE, cell)
+    done = sweep_here(tmp_path, path, "--vary", "SEED", 1, "--output", "out")
     assert done.code == 1
-    one = record(tmp_path / "out")["combinations"][0]
-    assert (one["state"], one["exit_code"]) == ("failed", -signal.SIGKILL)
+    assert "failed: exit code -9" in done.out
     assert not any(map(is_alive, pids(tmp_path, 1)))
-
-
-def test_a_sweep_within_a_run_ends_with_it(tmp_path):
-    """Its runs are marked with directories of their own below the run's."""
-    run = tmp_path / "SEED=1"
-    within, beside = (
-        subprocess.Popen(
-            [sys.executable, "-c", "import time; time.sleep(600)"],
-            env=os.environ | {sweep.MARK: str(place)},
-        )
-        for place in (run / "run/sweep/SEED=7", tmp_path / "SEED=10")
-    )
-    try:
-        sweep._end_processes([run])
-        assert within.wait(timeout=10) == -signal.SIGKILL
-        assert beside.poll() is None
-    finally:
-        beside.kill()
-        beside.wait()
 
 
 # --- Refusals: nothing is started, nothing is written -----------------------
@@ -388,13 +247,16 @@ def refused(tmp_path, monkeypatch):
     monkeypatch.setattr(subprocess, "Popen", never)
     lesson(tmp_path)
 
+    def files():
+        every = sorted(tmp_path.rglob("*"))
+        return [path for path in every if path.name != ".lock"]
+
     def sweep_and_read(*arguments, notebook="01_tiny.ipynb"):
-        before = sorted(tmp_path.rglob("*"))
+        before = files()
         done = sweep_here(tmp_path, notebook, *arguments)
-        assert done.code == 2
-        assert done.out == ""
+        assert (done.code, done.out) == (2, "")
         assert len(done.err.strip().splitlines()) == 1
-        assert sorted(tmp_path.rglob("*")) == before
+        assert files() == before
         return done.err
 
     return sweep_and_read
@@ -406,28 +268,17 @@ SEEDS = ("--vary", "SEED", "1", "2")
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["-p", "NAM", "x", *SEEDS], "no parameter NAM. Did you mean NAME"),
+        (["-p", "PROFIL", "x", *SEEDS], "no parameter PROFIL. Did you mean"),
         (["--vary", "SEDE", "1", "2"], "no parameter SEDE. Did you mean"),
         (["-p", "RATES", "fast", *SEEDS], "RATES must be a list of numbers"),
         (["--vary", "SEED", "1", "two"], "SEED must be a whole number"),
-        (["-p", "SEED", "3", *SEEDS], "SEED is set more than once"),
-        ([*SEEDS, *SEEDS], "SEED is set more than once"),
-        (
-            ["-p", "NAME", "a", "-p", "NAME", "b", *SEEDS],
-            "NAME is set more than once",
-        ),
+        (["-p", "SEED", "3", *SEEDS], "Name each parameter once"),
+        ([*SEEDS, *SEEDS], "Name each parameter once"),
         (["-p", "OUTPUT_DIR", "x", *SEEDS], "OUTPUT_DIR can't be set"),
-        (["--vary", "OUTPUT_DIR", "x", "y"], "OUTPUT_DIR can't be set"),
-        (
-            ["--vary", "SEED", "1", "2", "1"],
-            "SEED names '1' and '1', which are one",
-        ),
-        (
-            ["--vary", "SEED", "1", "1.0"],
-            "SEED names '1' and '1.0', which are",
-        ),
-        (["--vary", "RATES", "1,2", "[1, 2.0]"], "which are one value"),
-        (["--vary", "SEED"], "--vary SEED names no value"),
+        (["--vary", "SEED", "1", "1.0"], "names 1 more than once"),
+        (["--vary", "RATES", "1,2", "[1, 2.0]"], "more than once"),
+        (["--vary", "SEED"], "with all values"),
+        ([*SEEDS, "--jobs", "0"], "--jobs is 1 or more"),
     ],
 )
 def test_bad_parameters(refused, arguments, message):
@@ -438,14 +289,6 @@ def test_a_missing_lesson(refused):
     assert "no notebook" in refused(*SEEDS, notebook="none.ipynb")
 
 
-def earlier(folder, *varied, notebook="01_tiny.ipynb"):
-    """The record of a sweep whose first run is done."""
-    planned = sweep.plan(folder / notebook, [], varied, folder / "out")
-    planned.combinations[0].state = "done"
-    planned.save()
-    return planned
-
-
 def test_a_directory_that_holds_something_else(refused, tmp_path):
     out = tmp_path / "out"
     out.mkdir()
@@ -454,7 +297,18 @@ def test_a_directory_that_holds_something_else(refused, tmp_path):
         message = refused(*SEEDS, "--output", "out", *also)
         assert "not of a sweep (notes.md)" in message
         message = refused(*SEEDS, "--output", "out/notes.md", *also)
-        assert "out/notes.md is a file" in message
+        assert "out/notes.md can't be used" in message
+
+
+def earlier(folder, *varied):
+    """A sweep of which the first run is done."""
+    path, out = folder / "01_tiny.ipynb", folder / "out"
+    planned = sweep.plan(path, [], varied, out)
+    sweep.settle(planned, resume=False)
+    first = out / next(iter(planned.runs))
+    first.mkdir()
+    (first / "01_tiny.html").touch()
+    return planned
 
 
 def test_an_earlier_sweep_is_left_alone(refused, tmp_path):
@@ -462,21 +316,13 @@ def test_an_earlier_sweep_is_left_alone(refused, tmp_path):
     options = ("--output", "out")
     assert "Add --resume" in refused(*SEEDS, *options)
     message = refused("--vary", "SEED", "1", "3", *options, "--resume")
-    assert "other values: SEED was 1, 2, and is 1, 3 now" in message
-    message = refused(*SEEDS, "-p", "NAME", "x", *options, "--resume")
-    assert "NAME was not set, and is x now" in message
+    assert "SEED was [1, 2] and is [1, 3]" in message
+    message = refused(*SEEDS, "-p", "PROFILE", "x", *options, "--resume")
+    assert "PROFILE was not set and is ['x']" in message
     lesson(tmp_path, name="02_other.ipynb")
     message = refused(*SEEDS, *options, "--resume", notebook="02_other.ipynb")
-    assert "sweep of another lesson" in message
-    assert "01_tiny.ipynb" in message
-
-
-@pytest.mark.parametrize(
-    "text", ["{", "[]", "{}", '{"combinations": [{"name": "x"}]}']
-)
-def test_a_broken_record(refused, tmp_path, text):
-    earlier(tmp_path, ("SEED", "1", "2"))
-    (tmp_path / "out" / "sweep.json").write_text(text)
+    assert "lesson was" in message and "01_tiny.ipynb" in message
+    (tmp_path / "out" / "sweep.json").write_text("{")
     message = refused(*SEEDS, "--output", "out", "--resume")
     assert "sweep.json is broken" in message
 
@@ -484,80 +330,56 @@ def test_a_broken_record(refused, tmp_path, text):
 def test_the_same_values_in_other_words_go_on(tmp_path):
     lesson(tmp_path)
     earlier(tmp_path, ("SEED", "1", "2"), ("RATES", "[1e-3, 2]"))
+    # A kill may have left half a record.
+    (tmp_path / "out" / "sweep.json.123.part").write_text("{")
     planned = sweep.plan(
         tmp_path / "01_tiny.ipynb",
-        [("RATES", "0.001,2.0")],
-        [("SEED", "1.0", "2")],
+        [],
+        [("RATES", "[1e-3, 2.0]"), ("SEED", "1.0", "2")],
         tmp_path / "out",
     )
-    found = sweep.settle(planned, resume=True)
-    assert [one.state for one in found.combinations] == ["done", "waiting"]
-    assert [one.name for one in found.combinations] == [
-        "SEED=1_RATES=1e-3,2",
-        "SEED=2_RATES=1e-3,2",
-    ]
-
-
-def test_a_lock_or_half_a_record_that_a_kill_left_is_no_sweep(tmp_path):
-    lesson(tmp_path)
-    planned = sweep.plan(
-        *(tmp_path / "01_tiny.ipynb", [], [("SEED", "1")], tmp_path / "out")
-    )
-    planned.folder.mkdir()
-    (planned.folder / "sweep.lock").touch()
-    (planned.folder / "sweep.json.123.part").write_text("{")
-    assert sweep.settle(planned, resume=False) is planned
+    sweep.refuse_strange(planned.folder)
+    sweep.settle(planned, resume=True)
+    assert [planned.is_done(name) for name in planned.runs] == [True, False]
 
 
 @pytest.mark.parametrize(
     "arguments",
-    [
-        [],
-        ["--vary"],
-        [*SEEDS, "--jobs", "0"],
-        [*SEEDS, "--jobs", "two"],
-        [*SEEDS, "--time-limit", "0"],
-    ],
+    [[], ["--vary"], [*SEEDS, "--jobs", "two"]],
 )
 def test_a_command_line_that_is_none(tmp_path, arguments, capsys):
     with pytest.raises(SystemExit) as stop:
-        runner.main(["sweep", str(lesson(tmp_path)), *arguments])
+        sweep.main([str(lesson(tmp_path)), *arguments])
     assert stop.value.code == 2
 
 
 # --- Parts ------------------------------------------------------------------
 
 
-def names(tmp_path, *varied):
-    planned = sweep.plan(lesson(tmp_path), [], varied, tmp_path / "out")
-    return [one.name for one in planned.combinations]
-
-
 def test_names_are_safe_bounded_and_all_different(tmp_path):
     texts = [
         *("/data/a b", "/data/ab", "-data-ab", "../x", "é", "ü", ""),
-        *("X", "x", "y", "y.log", "long" * 100, "long" * 101, "a\nb", "$(rm)"),
+        *("X", "x", "y", "y-1", "long" * 100, "long" * 101, "a\nb", "$(rm)"),
     ]
-    found = names(tmp_path, ("SEED", "1", "-2"), ("NAME", *texts))
-    logs = [f"{name}.log" for name in found]
-    assert len({name.casefold() for name in found + logs}) == 4 * len(texts)
+    varied = [("SEED", "1", "-2"), ("PROFILE", *texts)]
+    path = lesson(tmp_path)
+    found = list(sweep.plan(path, [], varied, tmp_path).runs)
+    assert len({name.casefold() for name in found}) == 2 * len(texts)
     safe = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
     for name in found:
-        assert set(name) <= set(safe + "._=+,-")
-        assert len(name) <= 100 and name.startswith(("SEED=1_", "SEED=-2_"))
-    assert found == names(tmp_path, ("SEED", "1", "-2"), ("NAME", *texts))
+        assert set(name) <= set(safe + "._=+,-~")
+        assert len(name) <= 100 and name.startswith("PROFILE=")
+    assert found == list(sweep.plan(path, [], varied, tmp_path).runs)
 
 
 @pytest.mark.parametrize(
     "results, expected",
     [
-        (None, (None, None)),
-        ("{", (None, None)),
-        ("[]", (None, None)),
-        ('{"leaderboard": 3}', (None, None)),
-        ('{"leaderboard": []}', (None, None)),
-        ('{"leaderboard": [{"run": "a"}]}', (None, None)),
-        ('{"leaderboard": [{"run": "a", "after": NaN}]}', (None, None)),
+        (None, ("", "")),
+        ("{", ("", "")),
+        ("[]", ("", "")),
+        ('{"leaderboard": [{"run": "a"}]}', ("", "")),
+        ('{"leaderboard": [{"run": "a", "after": NaN}]}', ("", "")),
         (
             '{"leaderboard": [{"run": "a", "after": 0.5}, '
             '{"run": "b", "after": 0.75}, {"run": "c", "after": 0.75}]}',
@@ -566,39 +388,11 @@ def test_names_are_safe_bounded_and_all_different(tmp_path):
     ],
 )
 def test_the_best_run_of_any_results(tmp_path, results, expected):
-    one = Sweep(tmp_path, "x.ipynb", {}, [Combination("N=1", {"N": "1"})])
-    path = tmp_path / "N=1" / "run" / "results.json"
-    path.parent.mkdir(parents=True)
+    path = lesson(tmp_path)
+    planned = sweep.plan(path, [], [("SEED", "1")], tmp_path)
+    file = tmp_path / "SEED=1" / "run" / "results.json"
     if results is not None:
-        path.write_text(results)
-    row = one.rows()[0]
+        write_json(file, {})
+        file.write_text(results)
+    [row] = sweep.rows(planned)
     assert (row["best_run"], row["accuracy"]) == expected
-
-
-def test_signals_are_collected_and_what_is_ignored_stays_so():
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with sweep._noted_signals() as caught:
-            for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
-                os.kill(os.getpid(), number)
-        assert caught == [signal.SIGTERM, signal.SIGINT]
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
-        with sweep._noted_signals() as caught:
-            os.kill(os.getpid(), signal.SIGHUP)
-        assert caught == [signal.SIGHUP]
-    finally:
-        signal.signal(signal.SIGHUP, before)
-
-
-def test_the_runner_tells_of_sweeps_and_imports_no_training():
-    code = (
-        "import sys, grpo_lab.sweep; "
-        "print({'torch', 'pandas', 'grpo_lab.grid'} & set(sys.modules))"
-    )
-    loaded = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True
-    )
-    assert loaded.stdout == "set()\n", loaded.stderr
-    assert "sweep LESSON --vary" in " ".join(
-        runner._parser().format_help().split()
-    )

@@ -273,18 +273,18 @@ def test_in_a_notebook_under_papermill(tmp_path):
 
 def test_importing_the_rewards_is_light_and_starts_nothing():
     code = (
-        "import sys, time; start = time.process_time()\n"
+        "import sys\n"
         "import rewards, rewards.symbolic, rewards.cookbook\n"
-        "print(time.process_time() - start)\n"
-        "heavy = {'torch', 'transformers', 'sympy', 'math_verify', 'numpy'}\n"
+        "heavy = {'torch', 'transformers', 'trl', 'sympy', 'math_verify'}\n"
+        "heavy |= {'numpy', 'multiprocessing'}\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+        "assert len(sys.modules) < 400, len(sys.modules)\n"
         "import threading; assert threading.active_count() == 1"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT
     )
     assert done.returncode == 0, done.stderr
-    assert float(done.stdout) < 0.3  # CPU time; measured: 0.1
 
 
 def test_the_worker_answers_as_the_module_says():

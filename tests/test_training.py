@@ -438,7 +438,8 @@ def test_everything_is_logged_once(build, quick, tmp_path):
         assert 0.1 < row["memory_gib"] < 100
         assert row["kl"] is None  # beta is 0
         assert row["entropy"] > 0
-        assert 0 <= row["zero_spread_share"] < 1
+        assert 0 <= row["zero_spread_share"] <= 1
+    assert min(row["zero_spread_share"] for row in rows) < 1
     assert rows[0]["learning_rate"] == 1e-3
     told = [(step, total, row["reward"]) for step, total, row in seen]
     assert told == [(row["step"], 3, row["reward"]) for row in rows]

@@ -2,14 +2,12 @@
 
 import contextlib
 import doctest
-import errno
 import json
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from multiprocessing import resource_tracker
@@ -86,16 +84,13 @@ def none_left():
 
 
 def test_groups_come_back_in_shape_and_order(workers):
+    assert workers.ask([]) == []
+    assert workers.ask([[], []]) == [[], []]
     values = [[1, 2.5, "é\n\ud800"], [], [None], [[{"a": [True]}], "\0"]]
     replies = workers.ask(
         [[["say", value] for value in group] for group in values]
     )
     assert replies == [[Reply(value) for value in group] for group in values]
-
-
-def test_no_groups(workers):
-    assert workers.ask([]) == []
-    assert workers.ask([[], []]) == [[], []]
 
 
 @pytest.mark.parametrize(
@@ -112,7 +107,6 @@ def test_no_groups(workers):
         (["print"], "TypeError: "),
         (None, "TypeError: "),
         ({"not": "a list"}, "KeyError: 'not'"),
-        (["say", {1, 2}], "The request is not JSON: Object of type set"),
     ],
     ids=lambda value: str(value)[:24],
 )
@@ -189,7 +183,7 @@ def test_wall_time_is_limited():
 
 
 def test_alarms_of_a_handler_do_not_last():
-    with contextlib.closing(new_workers(wall_seconds=1)) as workers:
+    with contextlib.closing(new_workers(wall_seconds=5)) as workers:
         replies = ask(
             workers, ["use alarms"], ["power"], ["use alarms"], ["sleep", 60]
         )
@@ -197,14 +191,14 @@ def test_alarms_of_a_handler_do_not_last():
         "",
         "more than 0.3 s of CPU time",
         "",
-        "more than 1 s",
+        "more than 5 s",
     ]
 
 
 def test_an_idle_worker_has_no_deadline():
-    with contextlib.closing(new_workers(wall_seconds=1)) as workers:
+    with contextlib.closing(new_workers(wall_seconds=3)) as workers:
         before = ask(workers, ["pid"])
-        time.sleep(1.3)
+        time.sleep(3.3)
         assert ask(workers, ["pid"]) == before
 
 
@@ -265,7 +259,7 @@ def test_memory_is_limited(workers):
 @linux_only
 def test_every_request_has_the_same_memory():
     # 0.5 GB in all: what the requests before left does not count.
-    with contextlib.closing(new_workers()) as workers:
+    with contextlib.closing(new_workers(cpu_seconds=9)) as workers:
         replies = ask(workers, *[["keep", 100]] * 5)
     assert [reply.failure for reply in replies] == [""] * 5
     assert 1 in [reply.value for reply in replies[1:]]  # it was replaced
@@ -297,12 +291,6 @@ def test_a_loss_between_requests_costs_no_answer(workers):
     assert soon == Reply("soon")
     assert wait_until(lambda: gone(pid.value))
     assert ask(workers, SAY) == [HERE_REPLY]
-    assert ask(workers, ["kill keeper"]) == [Reply()]
-    assert ask(workers, SAY) == [HERE_REPLY]
-
-
-def test_a_worker_killed_while_idle_costs_no_answer(workers):
-    ask(workers, SAY)
     # The number comes from who started it, never from an answer: a group of
     # number 1 would be every process of the machine.
     keeper = workers._workers[0]._process.pid
@@ -321,16 +309,6 @@ def test_what_a_handler_leaves_running_ends_with_the_worker(workers):
     pid = ask(workers, ["leave sleeper"])[0].value
     left = psutil.Process(pid).children()
     assert len(left) == 1
-    files = Path(f"/proc/{left[0].pid}/fd")
-
-    def holds_no_pipe():
-        # A file may be closed between the listing and the look.
-        with contextlib.suppress(FileNotFoundError):
-            targets = [os.readlink(file) for file in files.iterdir()]
-            return not any(target.startswith("pipe:") for target in targets)
-
-    # It lets them go soon after the fork, or a reader would wait for it.
-    assert wait_until(holds_no_pipe)
     workers.close()
     assert wait_until(lambda: gone(left[0].pid))
 
@@ -339,44 +317,28 @@ def test_what_a_handler_leaves_running_ends_with_the_worker(workers):
 
 
 @pytest.mark.parametrize(
-    ("reason", "words"),
+    ("factory", "reason", "words"),
     [
-        ("raises", ["ValueError: no handler today", "this is what it said"]),
-        ("exit", ["SystemExit: 3", "this is what it said"]),
-        ("segfault", ["SIGSEGV", "this is what it said"]),
-        ("end", ["status 0", "this is what it said"]),
+        ("fake_handlers:no_handler", "raises", "ValueError: no handler today"),
+        ("fake_handlers:no_handler", "exit", "SystemExit: 3"),
+        ("fake_handlers:no_handler", "segfault", "ended by SIGSEGV"),
+        ("fake_handlers:no_handler", "end", "ended with status 0"),
+        ("no_such_module:make", "", "No module named 'no_such_module'"),
+        ("fake_handlers:no_such_name", "", "no attribute 'no_such_name'"),
     ],
 )
-def test_a_factory_that_fails(reason, words):
-    workers = new_workers("fake_handlers:no_handler", reason)
-    for _ in range(2):  # nothing is left in a state that hangs
-        with pytest.raises(RewardError) as caught:
-            ask(workers, SAY)
-        assert all(word in str(caught.value) for word in words)
-        assert "fake_handlers:no_handler could not start" in str(caught.value)
-    workers.close()
-
-
-@pytest.mark.parametrize(
-    ("factory", "word"),
-    [
-        ("no_such_module:make", "No module named 'no_such_module'"),
-        ("fake_handlers:no_such_name", "no attribute 'no_such_name'"),
-        ("fake_handlers", "AttributeError"),
-    ],
-)
-def test_a_factory_that_is_not_there(factory, word):
-    with (
-        contextlib.closing(new_workers(factory, processes=2)) as workers,
-        pytest.raises(RewardError, match=word),
-    ):
-        workers.ask([[SAY], [SAY], [SAY]])
+def test_a_factory_that_fails(factory, reason, words):
+    with contextlib.closing(new_workers(factory, reason)) as workers:
+        for _ in range(2):  # nothing is left in a state that hangs
+            with pytest.raises(RewardError, match="could not start") as caught:
+                workers.ask([[SAY], [SAY], [SAY]])
+            assert words in str(caught.value)
 
 
 def test_a_factory_that_hangs(monkeypatch):
     monkeypatch.setattr(module, "START_SECONDS", 1.0)
     workers = new_workers("fake_handlers:no_handler", "hangs")
-    with pytest.raises(RewardError, match="not ready after 1 s.*it said"):
+    with pytest.raises(RewardError, match="not ready after 1 s"):
         ask(workers, SAY)
     workers.close()
 
@@ -385,36 +347,6 @@ def test_a_python_that_is_not_there(monkeypatch):
     monkeypatch.setattr(sys, "executable", "/no/such/python")
     with pytest.raises(RewardError, match="No such file"):
         ask(new_workers(), SAY)
-    for unknown in ("", None):  # as where Python is embedded
-        monkeypatch.setattr(sys, "executable", unknown)
-        with pytest.raises(RewardError, match="Type sys.executable ="):
-            ask(new_workers(), SAY)
-
-
-def test_an_archive_can_not_start_a_process(tmp_path, monkeypatch):
-    script = tmp_path / "rewards.zip" / "worker_main.py"
-    monkeypatch.setattr(module, "_SCRIPT", str(script))
-    with pytest.raises(RewardError, match="rewards.zip.*Install .* as files"):
-        ask(new_workers(), SAY)
-
-
-def test_limits_of_the_system_are_named(monkeypatch):
-    def refuse(*_, **__):
-        raise OSError(errno.EMFILE, "Too many open files")
-
-    monkeypatch.setattr(subprocess, "Popen", refuse)
-    with pytest.raises(RewardError, match="Too many open files.*ulimit -n"):
-        ask(new_workers(), SAY)
-
-
-def test_nowhere_to_write(workers, monkeypatch):
-    def refuse(**_):
-        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory")
-
-    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
-    assert ask(workers, SAY) == [HERE_REPLY]
-    with pytest.raises(RewardError, match="It wrote: nothing"):
-        ask(new_workers("no_such_module:make"), SAY)
 
 
 def test_a_factory_that_fails_when_the_child_is_replaced(tmp_path):
@@ -443,27 +375,6 @@ def test_nothing_starts_before_the_first_request():
     # One group needs one worker: a keeper and its child.
     assert len(descendants() - before) == 2
     workers.close()
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"cpu_seconds": 0},
-        {"wall_seconds": -1},
-        {"memory_mib": 0},
-        {"processes": 0},
-        {"cpu_seconds": float("nan")},
-        {"wall_seconds": float("inf")},
-    ],
-)
-def test_limits_must_be_above_zero(wrong):
-    with pytest.raises(RewardError, match="positive finite"):
-        new_workers(**wrong)
-
-
-def test_arguments_must_be_json():
-    with pytest.raises(RewardError, match="sent as JSON"):
-        new_workers("fake_handlers:make", HERE)
 
 
 def test_arguments_may_be_long():
@@ -574,32 +485,6 @@ def test_after_a_fork_nothing_is_shared(workers):
     assert ask(workers, ["keeper"])[0].value == mine
 
 
-def test_a_forked_child_keeps_no_worker_alive(workers):
-    """The pipes close with the parent, though a fork of it lives on."""
-    pid = ask(workers, ["keeper"])[0].value
-    child = os.fork()
-    if not child:
-        time.sleep(60)
-        os._exit(0)
-    pipe = workers._workers[0]._process.stdin
-    pipe.close()
-    assert wait_until(lambda: gone(pid))
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-
-
-def test_the_callers_alarm_survives(workers):
-    rung = []
-    old = signal.signal(signal.SIGALRM, lambda *_: rung.append("rung"))
-    try:
-        signal.setitimer(signal.ITIMER_REAL, 0.5)
-        assert ask(workers, ["sleep", 1], ["power"], SAY)[2] == HERE_REPLY
-        assert rung == ["rung"]
-        assert signal.getsignal(signal.SIGPROF) is signal.SIG_DFL
-    finally:
-        signal.signal(signal.SIGALRM, old)
-
-
 def test_an_interrupt_ends_the_work_and_the_workers_go_on():
     workers = new_workers(processes=2)
     assert ask(workers, SAY) == [HERE_REPLY]
@@ -648,7 +533,7 @@ def test_workers_that_nobody_holds_are_closed():
 
 
 SCRIPT = """
-import psutil, sys, threading, time
+import os, psutil, sys, threading, time
 from rewards.workers import Workers
 limits = dict(cpu_seconds=1, memory_mib=200, wall_seconds=300)
 workers = Workers("fake_handlers:make", processes=2, **limits)
@@ -658,8 +543,10 @@ busy.daemon = True
 if sys.argv[1] == "busy":
     busy.start()
     time.sleep(0.3)
+if sys.argv[1] == "forked" and not os.fork():
+    os.close(1), os.close(2), time.sleep(8), os._exit(0)
 left = psutil.Process().children(recursive=True)
-print(*[process.pid for process in left], flush=True)
+print(*[p.pid for p in left if p.pid != os.getpid()], flush=True)
 """
 
 
@@ -674,8 +561,16 @@ def start_script(tmp_path, *arguments, more=""):
     )
 
 
-@pytest.mark.parametrize("state", ["idle", "busy"])
-@pytest.mark.parametrize("end", ["exits", "is killed"])
+@pytest.mark.parametrize(
+    ("state", "end"),
+    [
+        ("idle", "exits"),
+        ("busy", "exits"),
+        ("idle", "is killed"),
+        ("busy", "is killed"),
+        ("forked", "is killed"),
+    ],
+)
 def test_no_process_outlives_the_parent(tmp_path, state, end):
     more = "time.sleep(60)" if end == "is killed" else ""
     with start_script(tmp_path, state, more=more) as script:
@@ -692,13 +587,3 @@ def test_no_process_outlives_the_parent(tmp_path, state, end):
 def test_examples_run(documented):
     result = doctest.testmod(documented)
     assert result.attempted and not result.failed
-
-
-def test_import_is_cheap():
-    code = (
-        "import sys, rewards.workers\n"
-        "print([m for m in ('multiprocessing', 'torch', 'sympy')"
-        " if m in sys.modules])"
-    )
-    shown = subprocess.check_output([sys.executable, "-c", code], cwd=ROOT)
-    assert shown.split() == [b"[]"]

@@ -3,7 +3,7 @@
 The workflow of AgileRL's Arena with the same nouns, verbs and files:
 
     client       LocalArena, with every verb; `cli` is the same in a terminal
-    store        what is registered: SQLite below the arena's home
+    store        what is registered: a directory each below the arena's home
     datasets     rows with a category, checked and copied
     manifest     the form of a training manifest
     lint         what in it would waste the budget
@@ -14,8 +14,8 @@ The workflow of AgileRL's Arena with the same nouns, verbs and files:
     train_member the part of it that needs the base model
     evolution    who survives and what is changed: plain data and chance
     records      what came of it, read back without the training libraries
-    deployments  which policies are served
-    serving      a checkpoint merged, served and asked
+    deployments  which policies are served, and their servers
+    serving      a checkpoint merged, compared with its adapter, and asked
 """
 
 from grpo_lab.arena.client import LocalArena

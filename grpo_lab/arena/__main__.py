@@ -1,6 +1,8 @@
 """The arena in a terminal; see `grpo_lab.arena.cli`."""
 
+import sys
+
 from grpo_lab.arena.cli import main
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -6,24 +6,23 @@ What a verb does is in the module beside: data sets in `datasets`, manifests in
 `manifest`, training in `population` and `job`, servers in `deployments`.
 """
 
-import contextlib
+import dataclasses
 import os
 import shutil
-import signal
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
+from grpo_lab import processes
 from grpo_lab.arena import experiment as experiments
 from grpo_lab.arena import job
 from grpo_lab.arena.deployments import Deployments
 from grpo_lab.arena.experiment import ACTIVE, Experiment
 from grpo_lab.arena.store import Store
+from grpo_lab.environment import prepare
 from grpo_lab.errors import LabError
-from grpo_lab.files import read_json, readable, write_whole
+from grpo_lab.files import read_json, write_whole
 
 # Libraries that take seconds to import come in where they are needed, so that
 # `--help`, lists and a stop answer at once.
@@ -33,6 +32,11 @@ HOME = "runs/arena"
 
 HOME_VARIABLE = "GRPO_LAB_ARENA"
 """Environment variable that names another place."""
+
+ELSEWHERE = (
+    "Choose another name, or another home for the arena; in a lesson another "
+    "OUTPUT_DIR."
+)
 
 STOP_SECONDS = 120.0
 """How long a job may take to finish its step before it is ended."""
@@ -57,15 +61,14 @@ class Submitted:
     plan: dict
 
 
-class LocalArena:
-    """An arena below one directory.
+class LocalArena(Deployments):
+    """An arena below one directory; see `Deployments` for what is served.
+
+    Every verb raises LabError where something is missing or in the way.
 
     Args:
         home: the directory; by default that in the environment variable
             GRPO_LAB_ARENA, else runs/arena.
-
-    Raises:
-        LabError: it can't be used, or was written by a newer version.
 
     Example:
         arena = LocalArena()
@@ -87,8 +90,7 @@ class LocalArena:
     def __init__(self, home: Path | str | None = None) -> None:
         chosen = home or os.environ.get(HOME_VARIABLE) or HOME
         self.home = Path(chosen).expanduser().resolve()
-        self.store = Store(self.home)
-        self.deployments = Deployments(self.store, self.home)
+        super().__init__(Store(self.home))
 
     def __enter__(self) -> "LocalArena":
         """The arena itself; there is nothing to close."""
@@ -116,23 +118,24 @@ class LocalArena:
         Args:
             name: new in this arena; a manifest names it as its environment.
             category: "reasoning", "preference" or "sft".
-            hf_dataset_name, hf_config, hf_split: a data set of the Hub; or
+            hf_dataset_name: a data set of the Hub, in place of a file.
+            hf_config: its configuration.
+            hf_split: its split; by default train.
+            column_mapping: for each key of the category, its column, as JSON
+                or a dict; by default the columns have the names of the keys.
             file: a CSV, parquet or JSONL file.
-            column_mapping: for each key of the category, its column; by
-                default the columns have the names of the keys.
+            description: your own words.
             exist_ok: take one of this name with the very same rows.
 
         Returns:
             Its record, with the counts of rows that were left out.
-
-        Raises:
-            LabError: the name is taken, or see `datasets.read`.
         """
-        from grpo_lab.arena import datasets
-
         there = exist_ok and self.dataset_exists(name)
         if not there:
             self.store.refuse_taken("dataset", name)
+        prepare()
+        from grpo_lab.arena import datasets
+
         if column_mapping is None:
             column_mapping = datasets.same_names(category)
         rows, registered = datasets.read(
@@ -144,29 +147,27 @@ class LocalArena:
             hf_split=hf_split,
             description=description,
         )
-        if there:
-            found = self.store.get("dataset", name)
-            if found["fingerprint"] != registered.fingerprint:
-                raise LabError(
-                    f"The data set {name!r} is registered with other rows, "
-                    f"of {found['source']}. They are left alone. Choose "
-                    "another name, or another home for the arena; in a "
-                    "lesson another OUTPUT_DIR."
-                )
-            return found
-        with self._new_folder("dataset", name) as (folder, record):
-            datasets.write(rows, folder)
-            record |= registered.to_dict()
-        return self.store.get("dataset", name)
+        if not there:
+            with self.store.new("dataset", name) as (folder, record):
+                datasets.write(rows, folder)
+                record |= registered.to_dict()
+        found = self.store.get("dataset", name)
+        if found["fingerprint"] != registered.fingerprint:
+            raise LabError(
+                f"The data set {name!r} is registered with other rows, of "
+                f"{found['source']}. They are left alone. {ELSEWHERE}"
+            )
+        return found
 
     def list_datasets(self, search: str | None = None) -> list[dict]:
         """The registered data sets; with `search`, those of the Hub.
 
-        Raises:
-            LabError: the Hub can't be reached.
+        Args:
+            search: words of the names on the Hub.
         """
         if search is None:
             return self.store.all("dataset")
+        prepare()
         from grpo_lab.arena import datasets
 
         return datasets.list_hub(search)
@@ -176,17 +177,10 @@ class LocalArena:
         return self.store.has("dataset", name)
 
     def delete_dataset(self, name: str) -> None:
-        """Forget a data set and delete its copy.
-
-        Raises:
-            LabError: there is none, or an experiment was made with it.
-        """
+        """Delete a data set, unless an experiment was made with it."""
         self.store.get("dataset", name)
-        users = [
-            one["name"]
-            for one in self.store.all("experiment")
-            if one["dataset"] == name
-        ]
+        every = self.store.all("experiment")
+        users = [one["name"] for one in every if one["dataset"] == name]
         if users:
             raise LabError(
                 f"The data set {name!r} belongs to the experiments "
@@ -194,7 +188,6 @@ class LocalArena:
                 "Leave it, or delete those first with delete_experiment."
             )
         self.store.delete("dataset", name)
-        shutil.rmtree(self.home / "datasets" / name, ignore_errors=True)
 
     # --- Projects and resources ---------------------------------------------
 
@@ -204,49 +197,46 @@ class LocalArena:
         """Register a project, which experiments are filed under.
 
         Args:
+            name: new in this arena.
+            description: your own words.
             llm_based: whether its experiments train language models; only
                 such ones can be submitted here.
-
-        Raises:
-            LabError: the name is taken.
         """
         self.store.refuse_taken("project", name)
-        first = not self.store.all("project")
-        record = {"description": description or "", "llm_based": llm_based}
-        self.store.add("project", name, record | {"default": first})
+        with self.store.new("project", name) as (_, record):
+            record["description"] = description or ""
+            record["llm_based"] = llm_based
         return self.store.get("project", name)
 
     def list_projects(self) -> list[dict]:
         """The registered projects; one of them is the default."""
-        return self.store.all("project")
+        every = self.store.all("project")
+        default = self.default_project()
+        return [one | {"default": one["name"] == default} for one in every]
+
+    def default_project(self) -> str | None:
+        """The project that was made the default, or else the oldest."""
+        names = [one["name"] for one in self.store.all("project")]
+        return self.store.default("project") or next(iter(names), None)
 
     def set_default_project(self, name: str) -> None:
-        """File experiments under this project where none is named.
-
-        Raises:
-            LabError: there is none.
-        """
-        self._make_default("project", name)
-
-    def _make_default(self, kind: str, name: str) -> None:
-        self.store.get(kind, name)
-        for one in self.store.all(kind):
-            self.store.update(kind, one["name"], default=one["name"] == name)
+        """File experiments under this project where none is named."""
+        self.store.set_default("project", name)
 
     def list_resources(self) -> list[dict]:
         """What this machine offers: one resource, and what is free of it."""
+        prepare()
         from grpo_lab import models
 
         device = models.device_memory()
+        free = shutil.disk_usage(self.home).free
         return [
             {
                 "id": "local-gpu" if device.is_gpu else "local-cpu",
                 "device": device.name,
                 "nodes": 1,
                 "memory_gib": round(device.memory, 1),
-                "free_disk_gib": round(
-                    shutil.disk_usage(self.home).free / 2**30, 1
-                ),
+                "free_disk_gib": round(free / 2**30, 1),
             }
         ]
 
@@ -294,19 +284,15 @@ class LocalArena:
             LabError: something would not work; nothing is registered then.
             RewardError: the reward file can't be used at all.
         """
-        from grpo_lab import environment
-
-        environment.prepare()
+        prepare()
         from grpo_lab.arena import submission
 
         choice = experiments.chosen_engine(engine, cluster)
         name = experiment_name or self._next_name(manifest)
+        folder = self.store.folder("experiment", name)
         there = resume and self.experiment_exists(name)
         if not there:
             self.store.refuse_taken("experiment", name)
-        before = (
-            experiments.noted_engine(self._experiment(name)) if there else {}
-        )
         checked = submission.check(
             self.store,
             self.home,
@@ -315,21 +301,22 @@ class LocalArena:
             resource=self.list_resources()[0]["id"],
             resource_id=resource_id,
             num_nodes=num_nodes,
-            project=project,
+            project=project or self.default_project(),
             completion=completion,
             control=control,
             force=force,
-            engine=choice or before,
+            engine=choice
+            or (experiments.noted_engine(folder) if there else {}),
         )
         if there:
             self._go_on(name, checked, choice)
         else:
-            with self._new_folder("experiment", name) as (folder, record):
-                checked.write(folder)
-                experiments.note_engine(folder, choice)
+            with self.store.new("experiment", name) as (part, record):
+                checked.write(part)
+                experiments.note_engine(part, choice)
                 record |= checked.record
             try:
-                job.start(self._experiment(name))
+                job.start(folder)
             except LabError:
                 self.delete_experiment(name)
                 raise
@@ -352,9 +339,7 @@ class LocalArena:
         if differs:
             raise LabError(
                 f"There is another experiment {name!r}: it differs in "
-                f"{', '.join(differs)}. It is left alone. Choose another "
-                "name, or another home for the arena; in a lesson another "
-                "OUTPUT_DIR."
+                f"{', '.join(differs)}. It is left alone. {ELSEWHERE}"
             )
         if experiments.status(folder)["status"] not in (*ACTIVE, "done"):
             experiments.note_engine(folder, choice)
@@ -365,26 +350,21 @@ class LocalArena:
 
         stem = manifest.load(source).environment.name
         self.store.get("dataset", stem)
-        taken = {one["name"] for one in self.store.all("experiment")}
-        return next(
-            name
-            for name in (f"{stem}-v{number}" for number in range(1, 10_000))
-            if name not in taken
-        )
+        number = 1
+        while self.store.folder("experiment", f"{stem}-v{number}").exists():
+            number += 1
+        return f"{stem}-v{number}"
 
     def list_experiments(self) -> list[dict]:
         """Every experiment and how it stands, the oldest first."""
         return [
-            one | experiments.status(self.home / "experiments" / one["name"])
+            one
+            | experiments.status(self.store.folder("experiment", one["name"]))
             for one in self.store.all("experiment")
         ]
 
     def experiment_status(self, experiment_name: str) -> dict:
-        """How an experiment stands; see `experiment.status`.
-
-        Raises:
-            LabError: there is none of that name.
-        """
+        """How an experiment stands; see `experiment.status`."""
         return experiments.status(self._experiment(experiment_name))
 
     def watch_experiment(
@@ -395,8 +375,8 @@ class LocalArena:
         Args:
             seconds: between two looks.
 
-        Returns:
-            Yields how it stands whenever that has changed, at last the end.
+        Yields:
+            How it stands, whenever that has changed; at last the end.
         """
         shown = None
         while True:
@@ -422,23 +402,17 @@ class LocalArena:
         Args:
             seconds: how long that step may take before the job is ended,
                 which costs the step.
-
-        Raises:
-            LabError: its job does not run.
         """
         folder = self._experiment(experiment_name)
         now = experiments.status(folder)
         if now["status"] not in ACTIVE:
-            raise LabError(
-                f"The experiment {experiment_name!r} is {now['status']}, so "
-                "there is no job to stop. list_experiments shows all."
-            )
+            raise _stands(folder, "there is no job to stop.")
         (folder / "stop").touch()
         deadline = time.monotonic() + seconds
         while experiments.is_alive(folder) and time.monotonic() < deadline:
             time.sleep(0.1)
         if experiments.is_alive(folder):
-            _end(experiments.status(folder).get("pid"))
+            processes.end_tree(experiments.status(folder).get("pid"))
             job.Status(folder).tell(
                 status="stopped",
                 reason=f"ended, since its step took more than {seconds:g} s",
@@ -459,78 +433,31 @@ class LocalArena:
                 place of the manifest's; more than so far.
             engine, cluster: as for `submit_experiment`; by default those
                 that it had.
-
-        Raises:
-            LabError: it runs already, is done, or would get shorter.
         """
         choice = experiments.chosen_engine(engine, cluster)
         folder = self._experiment(experiment_name)
         now = experiments.status(folder)
         if now["status"] in ACTIVE:
-            raise LabError(
-                f"The experiment {experiment_name!r} is {now['status']} "
-                "already. Wait for it, or stop it first with "
-                "stop_experiment."
-            )
+            raise _stands(folder, "wait, or stop it first: stop_experiment.")
         if max_steps is not None:
-            self._prolong(folder, max_steps)
+            _prolong(folder, max_steps)
         elif now["status"] == "done":
-            raise LabError(
-                f"The experiment {experiment_name!r} is done. To train it "
-                "further give more completions than it has had, such as "
-                f"max_steps={2 * self._budget(folder)}."
-            )
+            before = Experiment.load(folder).manifest["training"]["max_steps"]
+            more = f"give it more completions: max_steps={2 * before}."
+            raise _stands(folder, more)
         experiments.note_engine(folder, choice)
         job.start(folder)
         return experiments.status(folder)
 
-    def _budget(self, folder: Path) -> int:
-        return Experiment.load(folder).manifest["training"]["max_steps"]
-
-    def _prolong(self, folder: Path, max_steps: int) -> None:
-        from dataclasses import replace
-
-        from grpo_lab.arena import manifest, records
-
-        found = Experiment.load(folder)
-        before = manifest.load(found.manifest)
-        done = max(records.metrics(folder)["step"], default=0)
-        values = found.manifest | {
-            "training": found.manifest["training"] | {"max_steps": max_steps}
-        }
-        after = manifest.load(values)
-        manifest.settings(after, found.max_completion_length)
-        least = done + (experiments.status(folder)["status"] == "done")
-        if after.steps < max(least, 1):
-            raise LabError(
-                f"max_steps={max_steps} gives {after.steps} optimiser steps "
-                f"for each member, and {done} are made. Type max_steps="
-                f"{max_steps_of(before, max(least, 1))} or more; max_steps "
-                "counts the completions of the whole population."
-            )
-        replace(found, manifest=values).save(folder)
-        (folder / "result.json").unlink(missing_ok=True)
-
     def delete_experiment(self, experiment_name: str) -> None:
-        """Delete an experiment with all that it has learned.
-
-        Raises:
-            LabError: there is none, it runs, or it is deployed.
-        """
-        self.store.get("experiment", experiment_name)
-        folder = self.home / "experiments" / experiment_name
+        """Delete an experiment that neither runs nor is deployed."""
+        folder = self._experiment(experiment_name)
         if experiments.status(folder)["status"] in ACTIVE:
-            raise LabError(
-                f"The experiment {experiment_name!r} runs. Stop it first "
-                "with stop_experiment."
-            )
+            raise _stands(folder, "stop it first with stop_experiment.")
         if self.store.has("deployment", experiment_name):
-            raise LabError(
-                f"The experiment {experiment_name!r} is deployed. Delete the "
-                "deployment first with delete_deployment."
-            )
+            deployed = "it is deployed; delete that first: delete_deployment."
+            raise _stands(folder, deployed)
         self.store.delete("experiment", experiment_name)
-        shutil.rmtree(folder, ignore_errors=True)
 
     # --- What came of it ----------------------------------------------------
 
@@ -552,54 +479,45 @@ class LocalArena:
 
         Returns:
             The path of the file; its columns are `records.COLUMNS`.
-
-        Raises:
-            LabError: there is no such experiment, or the file is another's.
         """
         frame = self.experiment_metrics(experiment_name)
         path = Path(output_path or self._experiment(experiment_name))
         if path.is_dir():
             path = path / "metrics.csv"
-        header = ",".join(frame.columns)
+        text = frame.to_csv(index=False)
         if path.exists():
             with path.open(errors="replace") as file:
-                if file.readline().strip() != header:
+                if file.readline().strip() != text.partition("\n")[0]:
                     raise LabError(
                         f"{path} is there already and is no file of metrics, "
                         "so it is left as it is. Give another output_path."
                     )
-        write_whole(path, frame.to_csv(index=False))
+        write_whole(path, text)
         return path
 
     def experiment_lineage(self, experiment_name: str):
-        """Who descends from whom, as a frame; see `records.lineage`."""
+        """Who descends from whom, and how good it was.
+
+        Returns:
+            A frame, see `records.lineage`.
+        """
         from grpo_lab.arena import records
 
         return records.lineage(self._experiment(experiment_name))
 
     def experiment_result(self, experiment_name: str) -> dict:
-        """What `result.json` says of base and best on the test questions.
-
-        Raises:
-            LabError: the experiment is not done.
-        """
-        found = read_json(self._experiment(experiment_name) / "result.json")
+        """What `result.json` says of base and best on the test questions."""
+        folder = self._experiment(experiment_name)
+        found = read_json(folder / "result.json")
         if found is None:
-            raise LabError(
-                f"The experiment {experiment_name!r} has no result yet: it "
-                f"is {self.experiment_status(experiment_name)['status']}. "
-                "Wait for it, or resume it with resume_experiment."
-            )
+            raise _stands(folder, "no result yet; wait, or resume_experiment.")
         return found
 
-    def experiment_answers(self, experiment_name: str):
+    def experiment_answers(self, experiment_name: str) -> tuple:
         """The answers of base and best to the questions that select nothing.
 
         Returns:
             Two `evaluation.Evaluation`, the base model's first.
-
-        Raises:
-            LabError: the experiment is not done.
         """
         from grpo_lab.evaluation import Evaluation
 
@@ -611,180 +529,41 @@ class LocalArena:
         )
 
     def list_checkpoints(self, experiment_name: str) -> list[dict]:
-        """The checkpoints, the best first; see `records.checkpoints`."""
+        """The checkpoints, the best first.
+
+        Returns:
+            See `records.checkpoints`.
+        """
         from grpo_lab.arena import records
 
         return records.checkpoints(self._experiment(experiment_name))
 
-    # --- Deployments --------------------------------------------------------
 
-    def deploy_agent(
-        self,
-        experiment_name: str,
-        checkpoint: str | None = None,
-        port: int | None = None,
-    ) -> dict:
-        """Merge a checkpoint into 16-bit weights and serve them here.
+def _stands(folder: Path, advice: str) -> LabError:
+    state = experiments.status(folder)["status"]
+    return LabError(f"The experiment {folder.name!r} is {state}: {advice}")
 
-        Args:
-            experiment_name: also the name of the deployment; one that is
-                there is replaced.
-            checkpoint: a name of `list_checkpoints`; by default the best.
-            port: on this machine only; by default a free one.
 
-        Returns:
-            The deployment; see `list_inference_deployments`.
+def _prolong(folder: Path, max_steps: int) -> None:
+    """Give an experiment more completions than it has had."""
+    from grpo_lab.arena import manifest, records
 
-        Raises:
-            LabError: there are no checkpoints, the port is in use, or the
-                server does not start.
-        """
-        from grpo_lab import environment
-
-        environment.prepare()
-        folder = self._experiment(experiment_name)
-        chosen = self._checkpoint(experiment_name, checkpoint)
-        return self.deployments.deploy(experiment_name, folder, chosen, port)
-
-    def _checkpoint(self, experiment_name: str, name: str | None) -> str:
-        every = [one["name"] for one in self.list_checkpoints(experiment_name)]
-        if not every:
-            state = self.experiment_status(experiment_name)["status"]
-            raise LabError(
-                f"The experiment {experiment_name!r} has no checkpoints, so "
-                f"there is nothing to deploy: it is {state}, and the first "
-                "checkpoint is written when the first generation has been "
-                "measured. Wait for it, or resume it with resume_experiment."
-            )
-        if name is not None and name not in every:
-            raise LabError(
-                f"The experiment {experiment_name!r} has no checkpoint "
-                f"{name!r}; it has {', '.join(every)}, the best first. Type "
-                "one of those, or leave the checkpoint out to deploy the "
-                "best."
-            )
-        return name or every[0]
-
-    def list_inference_deployments(self) -> list[dict]:
-        """The deployments: `name`, `checkpoint`, `status`, `url`, `pid`.
-
-        `status` is "serving", or "down" where the server was stopped or
-        killed; `open_inference_agent` starts it again.
-        """
-        return self.deployments.all()
-
-    def open_inference_agent(
-        self, deployment_name: str, max_new_tokens: int | None = None
-    ):
-        """An agent that asks a deployment; starts its server if it is down.
-
-        Args:
-            deployment_name: see `list_inference_deployments`.
-            max_new_tokens: tokens that an answer may have, 512 by default.
-
-        Returns:
-            A `serving.Agent`, to be used in a `with` block.
-
-        Raises:
-            LabError: there is no such deployment, or it can't be started.
-        """
-        from grpo_lab.arena import serving
-
-        server = self.deployments.running(deployment_name)
-        found = Experiment.load(self._experiment(deployment_name))
-        return serving.Agent(
-            server.url,
-            str(server.folder),
-            found.system_prompt,
-            context=found.manifest["network"]["max_context_length"],
-            max_new_tokens=(
-                serving.MAX_NEW_TOKENS
-                if max_new_tokens is None
-                else max_new_tokens
-            ),
+    found = Experiment.load(folder)
+    before = manifest.load(found.manifest)
+    training = found.manifest["training"] | {"max_steps": max_steps}
+    values = found.manifest | {"training": training}
+    after = manifest.load(values)
+    manifest.settings(after, found.max_completion_length)
+    done = max(records.metrics(folder)["step"], default=0)
+    # What is done would otherwise be done again at once.
+    least = max(done + (experiments.status(folder)["status"] == "done"), 1)
+    if after.steps < least:
+        each = before.completions_per_step * before.training.pop_size
+        raise LabError(
+            f"max_steps={max_steps} gives {after.steps} optimiser steps "
+            f"for each member, and {done} are made. Type max_steps="
+            f"{least * each} or more; max_steps counts the completions of the "
+            "whole population."
         )
-
-    def stop_deployment(self, deployment_name: str) -> None:
-        """Stop a deployment's server; its weights stay.
-
-        Raises:
-            LabError: there is no such deployment.
-        """
-        self.deployments.stop(deployment_name)
-
-    def delete_deployment(self, deployment_name: str) -> None:
-        """Stop a deployment and delete its merged weights.
-
-        Raises:
-            LabError: there is no such deployment.
-        """
-        self.deployments.delete(deployment_name)
-
-    def set_default_agent(self, deployment_name: str) -> None:
-        """The deployment that `generate` asks where none is named."""
-        self._make_default("deployment", deployment_name)
-
-    # --- Folders ------------------------------------------------------------
-
-    def _experiment(self, name: str) -> Path:
-        self.store.get("experiment", name)
-        folder = self.home / "experiments" / name
-        if not folder.is_dir():
-            raise LabError(
-                f"The files of the experiment {name!r} should be in "
-                f"{readable(folder)}, "
-                "but somebody moved or deleted them. Put them back, or "
-                "submit the experiment again under another name."
-            )
-        return folder
-
-    @contextlib.contextmanager
-    def _new_folder(self, kind: str, name: str) -> Iterator[tuple[Path, dict]]:
-        """A folder and a record that appear together, or not at all."""
-        parent = self.home / f"{kind}s"
-        part, folder = parent / f".{name}.{os.getpid()}.part", parent / name
-        record: dict = {}
-        added = False
-        if folder.exists():
-            raise LabError(
-                f"{readable(folder)} is there already, although no {kind} "
-                f"{name!r} is registered, and nothing is written over it. "
-                "Choose another name, or move that folder away."
-            )
-        try:
-            part.mkdir(parents=True)
-            yield part, record
-            # Else two that register one name at once would both succeed.
-            self.store.add(kind, name, record)
-            added = True
-            part.rename(folder)
-        except OSError as error:
-            if added:
-                self.store.delete(kind, name)
-            raise LabError(
-                f"The {kind} {name!r} could not be written below {parent}: "
-                f"{error.strerror or error}. Free some space, or choose "
-                "another home for the arena; nothing was registered."
-            ) from error
-        finally:
-            shutil.rmtree(part, ignore_errors=True)
-
-
-def max_steps_of(form, steps: int) -> int:
-    """Completions of a population in so many optimiser steps a member."""
-    return steps * form.completions_per_step * form.training.pop_size
-
-
-def _end(pid: int | None) -> None:
-    """End a job that does not stop by itself, and what it started."""
-    if pid is None:
-        return  # psutil would take that for this very process
-    with contextlib.suppress(psutil.Error):
-        process = psutil.Process(pid)
-        family = [*process.children(recursive=True), process]
-        for one in family:
-            with contextlib.suppress(psutil.Error):
-                one.send_signal(signal.SIGTERM)
-        _, alive = psutil.wait_procs(family, timeout=10)
-        for one in alive:
-            one.kill()
+    dataclasses.replace(found, manifest=values).save(folder)
+    (folder / "result.json").unlink(missing_ok=True)

@@ -1,31 +1,35 @@
 """Data sets of the arena: read, mapped to a category, checked, kept.
 
 A category says which texts a row must have. A column mapping says in which
-columns of the source they stand; it is checked against the columns that are
-really there. Rows that can't be used are left out and counted, so that
-whoever registers a data set knows what a training will see of it.
+columns of the source they stand. Rows that can't be used are left out and
+counted, so that whoever registers a data set knows what a training will see
+of it.
 """
 
-import csv
-import difflib
 import json
-import math
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from decimal import Decimal
 from pathlib import Path
 
 import datasets
 import huggingface_hub
-import pyarrow
-import pyarrow.parquet
 
 from grpo_lab import data
-from grpo_lab.data import HUB_ERRORS, SOURCES, Source, Splits
-from grpo_lab.errors import LabError
+from grpo_lab.data import SOURCES, Source, Splits
+from grpo_lab.errors import LabError, nearest
 from grpo_lab.files import write_whole
+from grpo_lab.rows import (
+    HUB_ERRORS,
+    as_text,
+    listed,
+    one_line,
+    read_hub,
+    read_jsonl,
+    read_rows,
+    short,
+)
 from rewards import gold_number
 
 CATEGORIES = {
@@ -39,9 +43,7 @@ FILE_NAME = "train.jsonl"
 """Where the usable rows of a data set stand, in a folder of its own."""
 
 HUB_RESULTS = 20
-SHOWN_COLUMNS = 20
 SHOWN_ROWS = 2
-BATCH_ROWS = 1000
 
 Row = dict[str, str]
 
@@ -125,17 +127,33 @@ def read(
             read, or no row of it can be used.
     """
     mapping = _mapping(category, column_mapping)
-    _check_one_source(file, hf_dataset_name, hf_config, hf_split)
+    if bool(file) == bool(hf_dataset_name) or (
+        file and (hf_config or hf_split)
+    ):
+        raise LabError(
+            "A data set comes from one place: type file = 'rows.csv' for a "
+            "file of your own, or hf_dataset_name = 'openai/gsm8k', with "
+            "hf_config and hf_split if you like, for one from the Hub."
+        )
     columns = list(mapping.values())
     if file:
-        raw_rows, source = _read_file(Path(file), columns), Path(file).name
+        raw_rows, source = read_rows(Path(file), columns), Path(file).name
     else:
+        split = hf_split or "train"
         raw_rows, source = _read_hub(
-            hf_dataset_name, hf_config, hf_split or "train", columns
+            hf_dataset_name, hf_config, split, columns
         )
     rows, left_out, examples = _sift(raw_rows, category, mapping)
     if not rows:
-        raise _nothing_usable(source, category, left_out, examples)
+        shown = " and ".join(short(example, 200) for example in examples)
+        raise LabError(
+            f"No row of {source} can be used: {left_out['nulls']} have "
+            f"nothing in a mapped column, {left_out['unreadable']} have what "
+            f"can't be read. The first in the mapped columns: {shown}. They "
+            "must hold text, and the answer of a question a number or a text "
+            "that ends in '#### 72'. Mend the rows, or type another "
+            "column_mapping."
+        )
     return rows, Registered(
         category=category,
         column_mapping=mapping,
@@ -172,7 +190,7 @@ def load_rows(folder: Path) -> list[Row]:
             "such file. Somebody moved or deleted it. Put it back, or "
             "create the data set again under another name."
         )
-    return list(data.read_jsonl(file))
+    return list(read_jsonl(file))
 
 
 def splits(
@@ -243,7 +261,7 @@ def list_hub(search: str) -> list[dict[str, object]]:
         )
     except HUB_ERRORS as error:
         raise LabError(
-            f"The Hub can't be searched for {search!r}: {_one_line(error)}. "
+            f"The Hub can't be searched for {search!r}: {one_line(error)}. "
             "Connect to the internet and try again; or list the data sets "
             "that are registered here, with no search; or create one from a "
             "file of your own with file = 'its path'."
@@ -258,351 +276,68 @@ def list_hub(search: str) -> list[dict[str, object]]:
 
 
 def _mapping(category: str, given: Mapping[str, str] | str) -> dict[str, str]:
-    """The column of each text, in the category's order.
-
-    Raises:
-        LabError: it isn't one column for each of them.
-    """
+    """The column of each text, in the category's order."""
     if category not in CATEGORIES:
-        near = _nearest(str(category), CATEGORIES) or "reasoning"
+        near = nearest(str(category), CATEGORIES) or "reasoning"
         raise LabError(
             f"There is no category {category!r}; the categories are "
-            f"{_listed(CATEGORIES)}. Type category = {near!r}."
+            f"{listed(CATEGORIES)}. Type category = {near!r}."
         )
     keys = CATEGORIES[category]
-    example = json.dumps({key: f"your column of the {key}" for key in keys})
-    advice = f"Type a mapping such as {example}."
-    given = _parsed(given, advice)
-    _check_keys(given, category, advice)
-    mapping = {key: given[key] for key in keys}
-    _check_names(mapping, advice)
-    return mapping
-
-
-def _check_keys(given: Mapping, category: str, advice: str) -> None:
-    keys = CATEGORIES[category]
-    for key in given:
-        if key not in keys:
-            near = _nearest(str(key), keys)
-            raise LabError(
-                f"column_mapping has the key {key!r}, but the keys of the "
-                f"category {category!r} are {_listed(keys)}"
-                f"{f', and {near!r} is the nearest' if near else ''}. A key "
-                f"is the category's name, its value your column. {advice}"
-            )
-    if missing := [key for key in keys if key not in given]:
-        raise LabError(
-            f"column_mapping lacks {_listed(missing)}, and a row of the "
-            f"category {category!r} needs {_listed(keys)}. {advice}"
-        )
-
-
-def _parsed(given: Mapping[str, str] | str, advice: str) -> Mapping:
-    value = given
+    found = given
     if isinstance(given, str):
         try:
-            value = json.loads(given)
-        except (ValueError, RecursionError) as error:
-            raise LabError(
-                f"column_mapping is {_short(given)}, which is no valid "
-                f"JSON: {error}. {advice}"
-            ) from error
-    if not isinstance(value, Mapping):
-        raise LabError(
-            f"column_mapping is {_short(given)}, but it must say for each "
-            f"text of a row which column holds it. {advice}"
-        )
-    return value
-
-
-def _check_names(mapping: dict[str, str], advice: str) -> None:
-    for key, column in mapping.items():
-        if not isinstance(column, str) or not column:
-            raise LabError(
-                f"column_mapping says that {key!r} is in the column "
-                f"{_short(column)}, which is no name. {advice}"
-            )
-    column, times = Counter(mapping.values()).most_common(1)[0]
-    if times > 1:
-        raise LabError(
-            f"column_mapping takes more than one text from the column "
-            f"{column!r}; a row would then give its own answer away or "
-            f"compare a text with itself. {advice}"
-        )
-
-
-def _check_one_source(
-    file: str | Path | None,
-    hf_dataset_name: str | None,
-    hf_config: str | None,
-    hf_split: str | None,
-) -> None:
-    if bool(file) == bool(hf_dataset_name):
-        what = "Both file and" if file else "Neither file nor"
-        raise LabError(
-            f"{what} hf_dataset_name are given, but a data set comes from "
-            "one place. Type file = 'rows.csv' for a file of your own, or "
-            "hf_dataset_name = 'openai/gsm8k' for one from the Hub."
-        )
-    if file and (hf_config or hf_split):
-        name = "hf_config" if hf_config else "hf_split"
-        raise LabError(
-            f"{name} is given for the file {file}, but only data sets of the "
-            f"Hub have such parts. Leave {name} out, or type "
-            "hf_dataset_name in place of file."
-        )
-
-
-# --- Reading ----------------------------------------------------------------
-
-
-def _read_file(file: Path, columns: list[str]) -> Iterator[dict]:
-    """The rows of a local file, with no more than these columns.
-
-    Raises:
-        LabError: there is nothing to read, or it can't be read.
-    """
-    file = Path(os.path.expanduser(file))
-    read_rows = READERS.get(file.suffix.lower())
-    # os.path, because Path raises for names that no file can have.
-    if not os.path.isfile(file):
-        raise _no_file(file)
-    if read_rows is None:
-        raise LabError(
-            f"{file} has the ending {file.suffix!r}, and those that can be "
-            f"read are {_listed(READERS)}. Save it in one of these forms."
-        )
-    if os.path.getsize(file) == 0:
-        raise LabError(
-            f"{file} is empty, 0 bytes long. Write it again, or type the "
-            "path of another file."
-        )
-    return read_rows(file, columns)
-
-
-def _no_file(file: Path) -> LabError:
-    if os.path.isdir(file):
-        return LabError(
-            f"{file} is a folder, but a data set is read from one file. Type "
-            f"the path of a file in it that ends in {_listed(READERS)}."
-        )
-    if os.path.exists(file):
-        return LabError(
-            f"{file} is no ordinary file. Type the path of one that ends in "
-            f"{_listed(READERS)}."
-        )
-    try:
-        near = _nearest(file.name, os.listdir(file.parent))
-    except (OSError, ValueError):
-        near = ""
-    return LabError(
-        f"There is no file {file}"
-        f"{f'; the nearest name there is {near!r}' if near else ''}. Type "
-        "the path of a file from where you are now, or from / on."
-    )
-
-
-def _read_csv(file: Path, columns: list[str]) -> Iterator[dict]:
-    """Rows of a CSV file, all values as the text that stands there."""
-    try:
-        # utf-8-sig passes over the mark that spreadsheets put first.
-        with file.open(encoding="utf-8-sig", newline="") as lines:
-            table = csv.reader(lines, strict=True)
-            header = next(table, [])
-            _check_separator(header, file)
-            _check_columns(columns, header, file)
-            places = {column: header.index(column) for column in columns}
-            for cells in table:
-                if not cells:
-                    continue
-                if len(cells) != len(header):
-                    raise _ragged(file, table.line_num, cells, header)
-                yield {column: cells[i] for column, i in places.items()}
-    except UnicodeDecodeError as error:
-        raise LabError(
-            f"{file} is no UTF-8 text: {error}. Save it again as CSV with "
-            "the encoding UTF-8; spreadsheets ask for it when they save."
-        ) from error
-    except csv.Error as error:
-        raise LabError(
-            f"{file} is no well-formed CSV up to line {table.line_num}: "
-            f"{error}. Often a quotation mark is missing there or before. A "
-            "value with a comma, a quotation mark or a new line in it "
-            'stands between " marks, and a " in it is doubled. Mend it, or '
-            "save it again."
-        ) from error
-    except OSError as error:
-        raise _unreadable(file, error) from error
-
-
-def _check_separator(header: list[str], file: Path) -> None:
-    if len(header) == 1 and any(mark in header[0] for mark in ";\t"):
-        raise LabError(
-            f"The first line of {file} is {_short(header[0])}: its columns "
-            "are not separated by commas. Save it again as CSV with commas."
-        )
-
-
-def _ragged(
-    file: Path, line: int, cells: list[str], header: list[str]
-) -> LabError:
-    return LabError(
-        f"The row that ends in line {line} of {file} has {len(cells)} "
-        f"values, but the header names {len(header)} columns, so nobody "
-        "knows which value is which. Often a value with a comma in it lacks "
-        'its " marks. Mend or delete that row.'
-    )
-
-
-def _read_parquet(file: Path, columns: list[str]) -> Iterator[dict]:
-    try:
-        with pyarrow.parquet.ParquetFile(file) as table:
-            _check_columns(columns, table.schema_arrow.names, file)
-            for batch in table.iter_batches(BATCH_ROWS, columns=columns):
-                yield from _python_rows(pyarrow.Table.from_batches([batch]))
-    # A broken file may also have texts that are no UTF-8 in it.
-    except (OSError, pyarrow.ArrowException, UnicodeDecodeError) as error:
-        raise LabError(
-            f"{file} can't be read as parquet: {_one_line(error)}. Download "
-            "or write it again."
-        ) from error
-
-
-def _python_rows(table: pyarrow.Table) -> list[dict]:
-    """Rows of plain values, in which a 32-bit 0.1 is 0.1 too.
-
-    Python would widen it to 0.10000000149011612, and no answer would equal
-    that gold.
-    """
-    narrow = {
-        field.name for field in table.schema if field.type == pyarrow.float32()
-    }
-    for kind in (pyarrow.string(), pyarrow.float64()):
-        columns = [
-            field.with_type(kind) if field.name in narrow else field
-            for field in table.schema
-        ]
-        table = table.cast(pyarrow.schema(columns))
-    return table.to_pylist()
-
-
-def _read_jsonl(file: Path, columns: list[str]) -> Iterator[dict]:
-    """Rows of JSON lines; a column is there if any line has its key."""
-    there: dict[str, None] = {}
-    for row in data.read_jsonl(file):
-        there.update(dict.fromkeys(row))
-        yield {column: row.get(column) for column in columns}
-    if there:
-        _check_columns(columns, list(there), file)
-
-
-READERS = {
-    ".csv": _read_csv,
-    ".parquet": _read_parquet,
-    ".jsonl": _read_jsonl,
-    ".json": _read_jsonl,
-}
-"""What reads a local file, for each ending."""
-
-
-def _unreadable(file: Path, error: OSError) -> LabError:
-    return LabError(
-        f"{file} can't be read: {error.strerror}. Make it readable for you, "
-        "or type the path of another file."
+            found = json.loads(given)
+        except (ValueError, RecursionError):
+            found = None
+    if (
+        isinstance(found, Mapping)
+        and set(found) == set(keys)
+        and all(isinstance(one, str) and one for one in found.values())
+        and len(set(found.values())) == len(keys)
+    ):
+        return {key: found[key] for key in keys}
+    example = json.dumps({key: f"your column of the {key}" for key in keys})
+    raise LabError(
+        f"column_mapping is {short(given, 200)}, but for the category "
+        f"{category!r} it must name a column for each of {listed(keys)}, all "
+        f"of them different, and nothing else. Type a mapping such as "
+        f"{example}."
     )
 
 
 def _read_hub(
     name: str, config: str | None, split: str, columns: list[str]
-) -> tuple[Iterator[dict], str]:
-    """The rows of a split on the Hub, and where they come from in words."""
-    _check_hub_name(name)
-    known = _known(name)
-    try:
-        loaded = datasets.load_dataset(
-            name,
-            config or known.config or None,
-            split=split,
-            revision=known.revision or None,
-        )
-    # A RuntimeError says that the data set is a program, which is never run.
-    except (*HUB_ERRORS, RuntimeError) as error:
-        raise LabError(
-            f"The data set {name} can't be had from the Hub: "
-            f"{_one_line(error)}. If that names configurations or splits, "
-            "type hf_config or hf_split = one of them. Else check the name, "
-            "connect to the internet and try again; or download a file of "
-            "it elsewhere and type file = 'its path'."
-        ) from error
-    revision = known.revision or _loaded_revision(loaded)
-    source = f"{name} at {revision or 'its newest revision'}, split {split}"
-    _check_columns(columns, loaded.column_names, source)
-    tables = loaded.select_columns(columns).with_format("arrow")
-    rows = (
-        row for table in tables.iter(BATCH_ROWS) for row in _python_rows(table)
-    )
-    return rows, source
+) -> tuple[list[dict], str]:
+    """The rows of a split on the Hub, and where they come from in words.
 
-
-def _check_hub_name(name: str) -> None:
-    """Refuse names that `datasets` would look for on this machine.
-
-    A path is read as one, and "csv" or "text" reads the working directory.
+    A name without an owner is refused, since `datasets` would look for it on
+    this machine: a path is read as one, "csv" reads the working directory.
     """
-    if os.path.exists(name):
-        raise LabError(
-            f"{name} is a path here, but hf_dataset_name must name a data "
-            f"set of the Hub. Type file = 'a file in {name}', or run this "
-            "from another folder."
-        )
     owner, _, rest = name.partition("/")
-    if not owner or not rest or "/" in rest:
+    if not owner or not rest or "/" in rest or os.path.exists(name):
         ids = {source.name: source.hub_id for source in SOURCES.values()}
         raise LabError(
-            f"hf_dataset_name is {name!r}, but data sets on the Hub have an "
-            "owner and a name. Type for example hf_dataset_name = "
-            f"{ids.get(name) or 'openai/gsm8k'!r}, or file = 'rows.csv' for "
-            "a file of your own."
+            f"hf_dataset_name is {name!r}, but it must be an owner and a name "
+            "on the Hub, and no path that exists here. Type for example "
+            f"hf_dataset_name = {ids.get(name) or 'openai/gsm8k'!r}, or file "
+            "= 'rows.csv' for a file of your own."
         )
-
-
-def _known(name: str) -> Source:
-    """The pinned source with this id, or one without a pin."""
-    for source in SOURCES.values():
-        if source.hub_id == name:
-            return source
-    return Source(name, hub_id=name)
-
-
-def _loaded_revision(loaded: datasets.Dataset) -> str:
-    """The commit that was downloaded, or "" if the cache doesn't tell."""
-    for address in loaded.download_checksums or {}:
-        # hf://datasets/owner/name@commit/file
-        commit = address.partition("@")[2].partition("/")[0]
-        if address.startswith("hf://") and len(commit) == 40:
-            return commit
-    return ""
-
-
-def _check_columns(
-    columns: list[str], there: Sequence[str], where: object
-) -> None:
-    for column in columns:
-        if there.count(column) > 1:
-            raise LabError(
-                f"{where} has more than one column with the name "
-                f"{column!r}, so nobody knows which is meant. Rename one."
-            )
-        if column in there:
-            continue
-        near = _nearest(column, there)
-        advice = f"The nearest is {near!r}." if near else "Type one of them."
-        if not there:
-            advice = "Put their names into its first row."
-        raise LabError(
-            f"column_mapping names the column {column!r}, which {where} "
-            f"doesn't have. Its columns are {_listed(there)}. {advice}"
-        )
+    pins = {source.hub_id: source for source in SOURCES.values()}
+    known = pins.get(name, Source(name))
+    rows, revision = read_hub(
+        name,
+        config or known.config,
+        split,
+        known.revision,
+        columns,
+        "type hf_config or hf_split = one of those that it has; or download "
+        "a file of it elsewhere and type file = 'its path'.",
+    )
+    return (
+        rows,
+        f"{name} at {revision or 'its newest revision'}, split {split}",
+    )
 
 
 # --- Checking rows ----------------------------------------------------------
@@ -616,7 +351,7 @@ def _sift(
     left_out: Counter = Counter()
     examples: list[dict] = []
     for raw in raw_rows:
-        row = {key: _text(raw[column]) for key, column in mapping.items()}
+        row = {key: as_text(raw[column]) for key, column in mapping.items()}
         fault = _fault(row, category)
         if not fault:
             same = _what_counts(row, category)
@@ -627,37 +362,6 @@ def _sift(
             if len(examples) < SHOWN_ROWS:
                 examples.append(raw)
     return list(usable.values()), left_out, examples
-
-
-def _text(value: object) -> str | None:
-    """A value as text, "" for none, None where a text can't say it."""
-    if value is None or (isinstance(value, float) and math.isnan(value)):
-        return ""
-    if isinstance(value, str):
-        return value if _is_unicode(value) else None
-    if isinstance(value, float | Decimal):
-        return _number_text(value)
-    return str(value) if isinstance(value, int) else None
-
-
-def _number_text(value: float | Decimal) -> str | None:
-    """A number as people write it: no ".0", no zeros that say nothing."""
-    if not math.isfinite(value):
-        return None
-    if value == int(value):
-        return str(int(value))
-    if isinstance(value, Decimal):
-        return format(value.normalize(), "f")
-    return repr(value)
-
-
-def _is_unicode(text: str) -> bool:
-    """Whether no half of a surrogate pair is in it, as JSON can have."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _fault(row: dict[str, str | None], category: str) -> str:
@@ -683,26 +387,6 @@ def _what_counts(row: Row, category: str) -> object:
     return tuple(row.values())
 
 
-def _nothing_usable(
-    source: str, category: str, left_out: Counter, examples: list[dict]
-) -> LabError:
-    if not examples:
-        return LabError(
-            f"{source} has no rows. Put the texts of a "
-            f"{category} data set into it: {_listed(CATEGORIES[category])}."
-        )
-    shown = " and ".join(_short(example, 200) for example in examples)
-    needs = "The mapped columns must hold text"
-    if category == "reasoning":
-        needs += ", and an answer a number or a text that ends in '#### 72'"
-    return LabError(
-        f"No row of {source} can be used: {left_out['nulls']} have nothing "
-        f"in a mapped column, {left_out['unreadable']} have what can't be "
-        f"read. The first in the mapped columns: {shown}. {needs}. Mend the "
-        "rows, or type another column_mapping."
-    )
-
-
 # --- Dividing rows ----------------------------------------------------------
 
 
@@ -726,15 +410,8 @@ def check_trainable(registered: Registered) -> None:
 def _check_sizes(
     registered: Registered, fitness_rows: int, test_rows: int
 ) -> None:
-    if fitness_rows < 1 or test_rows < 0:
-        raise LabError(
-            f"fitness_rows is {fitness_rows} and test_rows is {test_rows}, "
-            "but members are ranked by at least 1 question, and less than 0 "
-            "can't be tested. Type for example fitness_rows = 100 and "
-            "test_rows = 100."
-        )
     held_out = fitness_rows + test_rows
-    if registered.rows > held_out:
+    if fitness_rows >= 1 and test_rows >= 0 and registered.rows > held_out:
         return
     fits = registered.rows // 4
     advice = (
@@ -744,9 +421,9 @@ def _check_sizes(
         else "Add rows"
     )
     raise LabError(
-        f"The data set has {registered.rows} usable rows, but fitness_rows "
-        f"= {fitness_rows} and test_rows = {test_rows} with at least 1 row "
-        f"to train on need {held_out + 1}. {advice}."
+        f"fitness_rows is {fitness_rows} and test_rows is {test_rows}, but at "
+        f"least 1 question must rank the members, and at least 1 of the "
+        f"{registered.rows} usable rows must be left to train on. {advice}."
     )
 
 
@@ -757,29 +434,3 @@ def _check_unchanged(folder: Path, registered: Registered) -> None:
             "registered: the file was changed since. Delete the data set, "
             "and create it again from its source."
         )
-
-
-# --- Words ------------------------------------------------------------------
-
-
-def _nearest(name: str, names: Iterable[str]) -> str:
-    """The name that looks most like it, whatever the case; "" for none."""
-    lower = {one.lower(): one for one in names}
-    near = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.5)
-    return lower[near[0]] if near else ""
-
-
-def _listed(names: Iterable[str]) -> str:
-    names = list(names)
-    shown = ", ".join(names[:SHOWN_COLUMNS]) or "none"
-    more = len(names) - SHOWN_COLUMNS
-    return f"{shown} and {more} more" if more > 0 else shown
-
-
-def _short(value: object, most: int = 60) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= most else f"{shown[:most]} ..."
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())

@@ -1,6 +1,6 @@
 """The lint of a manifest: what would waste the budget, before it is spent.
 
-`manifest.load` has refused what can't be understood; here is what can be and
+`manifest.load` has refused what can't be trained; here is what can be and
 would still teach nothing, or something else than was meant.
 """
 
@@ -8,15 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from grpo_lab.arena.manifest import (
-    MUTABLE,
-    NO_MEANING,
-    Manifest,
-    no_answer_fits,
-    room_of,
-    shown,
-    too_small,
-)
+from grpo_lab.arena.manifest import room_of
+from grpo_lab.arena.schema import NO_MEANING, Manifest
 
 
 @dataclass(frozen=True)
@@ -24,24 +17,17 @@ class Finding:
     """Something about a manifest that a reader should know.
 
     Attributes:
-        level: "error" stops a submission, "warning" does not, "note" is
-            about a key without a meaning.
-        path: the dotted path of the key.
+        level: "warning", or "note" for the keys without a meaning.
+        path: the dotted path of the key, or what the paths begin with.
         text: one or two sentences that end with what to do.
     """
 
-    level: Literal["error", "warning", "note"]
+    level: Literal["warning", "note"]
     path: str
     text: str
 
 
-LEVELS = ("error", "warning", "note")
-
 Findings = Iterator[Finding]
-
-
-def _error(path: str, text: str) -> Finding:
-    return Finding("error", path, f"{path} {text}")
 
 
 def _warning(path: str, text: str) -> Finding:
@@ -64,7 +50,7 @@ def lint(
             manifest has none.
 
     Returns:
-        Errors first, then warnings, then notes.
+        The warnings, and last one note if keys without a meaning are given.
 
     Example:
         >>> from grpo_lab.arena import manifest
@@ -72,92 +58,21 @@ def lint(
         >>> lint(example, forced_prompt="Think.")[0].path
         'environment.system_prompt'
     """
-    found = [
-        *_lint_algorithm(manifest),
+    return [
         *_lint_ranges(manifest),
         *_lint_budget(manifest),
-        *_lint_mutation(manifest),
-        *_lint_selection(manifest),
+        *_lint_evolution(manifest),
         *_lint_network(manifest, context),
         *_lint_room(manifest, longest_prompt, context),
         *_lint_prompt(manifest, forced_prompt),
         *_lint_ignored(manifest),
     ]
-    return sorted(found, key=lambda one: LEVELS.index(one.level))
-
-
-def _lint_algorithm(manifest: Manifest) -> Findings:
-    chosen = manifest.algorithm
-    if chosen.name.upper() != "GRPO":
-        yield _error(
-            "algorithm.name",
-            f"is {shown(chosen.name)}, but only GRPO runs here: SFT and DPO "
-            "learn from given answers and not from a reward, and are no part "
-            "of these lessons. Write name: GRPO.",
-        )
-    if chosen.group_size < 2:
-        yield _error(
-            "algorithm.group_size",
-            "is 1, but GRPO compares the completions of one prompt with each "
-            "other, so that a single one teaches nothing. Write group_size: "
-            "8.",
-        )
-    if not 0 < chosen.lr < 1:
-        yield _error(
-            "algorithm.lr",
-            f"is {chosen.lr:g}, but a learning rate lies above 0 and below "
-            "1. Write lr: 0.000005.",
-        )
-    if chosen.update_epochs != 1:
-        yield _error(
-            "algorithm.update_epochs",
-            f"is {chosen.update_epochs}, but here each completion is learned "
-            "from once. Write update_epochs: 1.",
-        )
-    micro_batch = chosen.micro_batch_size_per_gpu
-    if micro_batch and manifest.completions_per_step % micro_batch:
-        yield _error(
-            "algorithm.micro_batch_size_per_gpu",
-            f"is {micro_batch}, which does not divide the "
-            f"{manifest.completions_per_step} completions of a step "
-            "(batch_size x group_size). Write micro_batch_size_per_gpu: "
-            f"{chosen.group_size}.",
-        )
 
 
 def _lint_ranges(manifest: Manifest) -> Findings:
     for name, limits in manifest.mutation.rl_hp_selection.items():
         path = f"mutation.rl_hp_selection.{name}"
-        if name not in MUTABLE:
-            yield _error(
-                path,
-                f"can't be mutated; only {' and '.join(MUTABLE)} can, for "
-                "nothing else can change in the middle of a run. Delete it.",
-            )
-            continue
-        least, most = MUTABLE[name]
-        own = getattr(manifest.algorithm, name)
-        if limits.min > limits.max:
-            yield _error(
-                path,
-                f"has min {limits.min:g} above max {limits.max:g}. Swap them.",
-            )
-        elif limits.min < least or limits.max > most:
-            yield _error(
-                path,
-                f"goes from {limits.min:g} to {limits.max:g}, but {name} "
-                f"must stay within {least:g} and {most:g}. Narrow it.",
-            )
-        elif name == "lr" and not 0 < own < 1:
-            continue  # which is an error whatever the range
-        elif not limits.min <= own <= limits.max:
-            yield _error(
-                f"algorithm.{name}",
-                f"is {own:g}, outside of its own range in {path}, "
-                f"{limits.min:g} to {limits.max:g}: the first mutation would "
-                "throw it to an end. Change it, or widen the range.",
-            )
-        elif own == 0:
+        if getattr(manifest.algorithm, name) == 0:
             yield _warning(
                 f"algorithm.{name}",
                 f"is 0, which no mutation (x1.2 or x0.8) changes. Give it a "
@@ -174,9 +89,7 @@ def _lint_ranges(manifest: Manifest) -> Findings:
 
 def _lint_budget(manifest: Manifest) -> Findings:
     training = manifest.training
-    if manifest.steps < 1:
-        yield _error("training.max_steps", too_small(manifest))
-    elif manifest.generations < 2 and training.pop_size > 1:
+    if manifest.generations < 2 and training.pop_size > 1:
         yield _warning(
             "training.evo_steps",
             f"is {training.evo_steps}, but each member makes "
@@ -194,17 +107,10 @@ def _lint_budget(manifest: Manifest) -> Findings:
         )
 
 
-def _lint_mutation(manifest: Manifest) -> Findings:
+def _lint_evolution(manifest: Manifest) -> Findings:
     chances = manifest.mutation.probabilities
-    for name in ("arch_mut", "new_layer", "params_mut", "act_mut"):
-        if getattr(chances, name):
-            what = "weights" if name == "params_mut" else "architecture"
-            yield _error(
-                f"mutation.probabilities.{name}",
-                f"would mutate the {what} of a pretrained language model, "
-                "which destroys what it knows; only hyperparameters are "
-                f"mutated here. Write {name}: 0.0.",
-            )
+    members = manifest.training.pop_size
+    size = manifest.tournament_selection.tournament_size
     if not chances.no_mut + chances.rl_hp_mut:
         yield _warning(
             "mutation.probabilities",
@@ -218,31 +124,18 @@ def _lint_mutation(manifest: Manifest) -> Findings:
             "is empty, so that there is nothing to mutate. Give lr or beta a "
             "min and a max.",
         )
-
-
-def _lint_selection(manifest: Manifest) -> Findings:
-    members = manifest.training.pop_size
-    size = manifest.tournament_selection.tournament_size
-    path = "tournament_selection.tournament_size"
-    if size < 1:
-        yield _error(
-            path,
-            f"is {size}, but a tournament needs somebody in it. Write "
-            "tournament_size: 2.",
-        )
-    # One member plays no tournament, however large.
-    elif size > members > 1:
-        yield _warning(
-            path,
-            f"is {size}, but the population has {members} members. They are "
-            "drawn with replacement, so the best wins nearly always. Write "
-            f"tournament_size: {members}, or raise pop_size.",
-        )
     if members == 1:
         yield _warning(
             "training.pop_size",
             "is 1, so that there is nothing to select from. Write pop_size: "
             "2 or more, or leave it if one policy is wanted.",
+        )
+    elif size > members:
+        yield _warning(
+            "tournament_selection.tournament_size",
+            f"is {size}, but the population has {members} members. They are "
+            "drawn with replacement, so the best wins nearly always. Write "
+            f"tournament_size: {members}, or raise pop_size.",
         )
 
 
@@ -271,12 +164,7 @@ def _lint_room(
         return
     room = room_of(manifest, context)
     asked = manifest.algorithm.max_output_tokens
-    if longest_prompt >= room:
-        yield _error(
-            "network.max_context_length",
-            no_answer_fits(longest_prompt, room),
-        )
-    elif asked is None:
+    if asked is None:
         yield _warning(
             "algorithm.max_output_tokens",
             "is not given, so that a completion may have what the context "
@@ -310,10 +198,8 @@ def _lint_prompt(manifest: Manifest, forced_prompt: str) -> Findings:
 
 
 def _lint_ignored(manifest: Manifest) -> Findings:
-    for path in manifest.without_meaning:
-        yield Finding(
-            "note",
-            path,
-            f"{path} has no meaning here: {NO_MEANING[path]}. Leave it or "
-            "delete it.",
-        )
+    paths = manifest.without_meaning
+    if paths:
+        reasons = "; ".join(f"{path}: {NO_MEANING[path]}" for path in paths)
+        text = f"These keys have no meaning here: {reasons}. Leave or delete "
+        yield Finding("note", ", ".join(paths), text + "them.")

@@ -8,7 +8,7 @@ from grpo_lab import models, training
 from grpo_lab.arena import datasets, manifest
 from grpo_lab.arena.experiment import Experiment
 from grpo_lab.arena.lint import Finding, lint
-from grpo_lab.arena.manifest import Manifest
+from grpo_lab.arena.schema import Manifest
 from grpo_lab.arena.store import Store
 from grpo_lab.errors import LabError
 from grpo_lab.files import readable, write_json, write_whole
@@ -101,7 +101,6 @@ def check(
     folder = home / "datasets" / dataset["name"]
     registered = datasets.Registered.from_dict(dataset)
     datasets.check_trainable(registered)
-    refuse_errors(lint(given))
     path = Path(reward_file).expanduser().resolve()
     reward = _source(path)
     rows = datasets.load_rows(folder)
@@ -115,10 +114,9 @@ def check(
     tokenizer, context = models.load_tokenizer(name)
     chats = [messages(row["question"], prompt) for row in rows]
     longest = training.longest_prompt(tokenizer, chats)
+    limit = manifest.completion_limit(form, longest, context)
     findings = lint(given, longest, context, supplied)
     findings += _resources(resource, resource_id, num_nodes)
-    refuse_errors(findings)
-    limit = manifest.completion_limit(form, longest, context)
     settings = manifest.settings(form, limit)
     estimate = models.estimate_memory(models.entry(name), settings, longest)
     findings += _memory(estimate, settings, engine)
@@ -143,33 +141,18 @@ def check(
         verdicts,
         _plan(form, limit, longest, estimate, len(rows)),
         {"project": chosen, "dataset": dataset["name"], "control": control},
-        _text(source),
+        manifest.manifest_text(source),
         reward,
     )
 
 
-def refuse_errors(findings: list[Finding]) -> None:
-    """Refuse a manifest with errors, all of them in one paragraph.
-
-    Raises:
-        LabError: there is one.
-    """
-    errors = [one for one in findings if one.level == "error"]
-    if errors:
-        told = " ".join(one.text for one in errors)
-        raise LabError(f"This manifest can't be run. {told}")
-
-
 def _project(store: Store, name: str | None) -> str:
     if name is None:
-        defaults = [p for p in store.all("project") if p["default"]]
-        if not defaults:
-            raise LabError(
-                "An experiment is filed under a project, and this arena has "
-                "none. Make one first: create_project('my project', None, "
-                "llm_based=True)."
-            )
-        name = defaults[0]["name"]
+        raise LabError(
+            "An experiment is filed under a project, and this arena has "
+            "none. Make one first: create_project('my project', None, "
+            "llm_based=True)."
+        )
     if not store.get("project", name)["llm_based"]:
         raise LabError(
             f"The project {name!r} is not for language models, and GRPO "
@@ -187,49 +170,46 @@ def _verdicts(
     where: Path,
     force: bool,
 ) -> Verdicts:
+    """The verdicts on a copy in an empty folder, as the experiment keeps it.
+
+    Raises:
+        RewardError: the file can't be used, or not without its neighbours.
+        LabError: nothing could be learned from it, and `force` is off.
+    """
     budget = form.steps * form.completions_per_step * form.training.pop_size
+    # About as long as rollouts of these sizes take on a slow machine.
+    limit = max(600.0, 0.05 * budget)
     with tempfile.TemporaryDirectory() as alone:
         copy = Path(alone) / path.name
         copy.write_bytes(source)
-        verdicts = _proved_alone(path, copy, rows[:CHECKED_ROWS], budget)
+        try:
+            verdicts = check_reward(
+                copy, rows[:CHECKED_ROWS], rollouts=budget, limit_seconds=limit
+            )
+        except RewardError as error:
+            text = str(error).replace(str(copy), str(readable(path)))
+            names = {file.name for file in path.parent.iterdir()}
+            names |= {f"{file.stem!r}" for file in path.parent.glob("*.py")}
+            if any(name in text for name in names - {path.name}):
+                text += (
+                    " An experiment keeps the file alone, so put what it "
+                    "needs into it."
+                )
+            raise RewardError(text) from None
     bad = [
         verdicts[name]
         for name in (*CALLS, PAYS)
         if verdicts[name].passed is False
     ]
     if bad and not force:
-        told = " ".join(f"{one.name}: {one.seen}. {one.advice}" for one in bad)
+        seen = " ".join(f"{one.name}: {one.seen}. {one.advice}" for one in bad)
         raise LabError(
             f"The reward file {path.name} would teach nothing on this data, "
-            f"so nothing was submitted. {told} See all verdicts with `python "
+            f"so nothing was submitted. {seen} See all verdicts with `python "
             f"-m rewards.contract {path.name} --data "
             f"{where}`, or submit it all the same with force=True (--force)."
         )
     return verdicts
-
-
-def _proved_alone(
-    path: Path, copy: Path, rows: list[dict], budget: int
-) -> Verdicts:
-    """The verdicts on a copy in an empty folder, as the experiment keeps it.
-
-    Raises:
-        RewardError: the file can't be used, or not without its neighbours.
-    """
-    # About as long as rollouts of these sizes take on a slow machine.
-    limit = max(600.0, 0.05 * budget)
-    try:
-        return check_reward(copy, rows, rollouts=budget, limit_seconds=limit)
-    except RewardError as error:
-        told = str(error).replace(str(copy), str(readable(path)))
-        names = {file.name for file in path.parent.iterdir()}
-        names |= {f"{file.stem!r}" for file in path.parent.glob("*.py")}
-        if any(name in told for name in names - {path.name}):
-            told += (
-                " An experiment keeps the file alone, so put what it needs "
-                "into it."
-            )
-        raise RewardError(told) from None
 
 
 def _source(path: Path) -> bytes:
@@ -316,13 +296,3 @@ def _plan(form: Manifest, limit: int, longest: int, estimate, rows) -> dict:
         "tokens a completion may have": limit,
         "memory, estimated": f"{estimate.total:.1f} GiB",
     }
-
-
-def _text(source: Path | str | dict) -> str:
-    import yaml
-
-    if isinstance(source, dict):
-        return yaml.safe_dump(source, sort_keys=False)
-    if isinstance(source, str) and "\n" in source:
-        return source
-    return Path(source).expanduser().read_text(encoding="utf-8")

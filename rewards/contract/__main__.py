@@ -4,12 +4,13 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from rewards.batch import RewardError
 from rewards.contract.check import check_reward
 
 
-def main(arguments=None):
+def main(arguments: Any = None) -> int:
     """Check a reward file from the terminal; return the exit status.
 
     0: nothing failed, 1: something did, 2: it can't be checked.
@@ -43,7 +44,7 @@ def main(arguments=None):
     return 0 if verdicts.passed else 1
 
 
-def _read_rows(path):
+def _read_rows(path: Path) -> list[dict[str, Any]]:
     where = ""
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")

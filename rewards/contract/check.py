@@ -10,107 +10,111 @@ in a process of its own with a deadline, or any function with TRL's signature,
 or a list of both, whose sum is judged as a trainer would add it up.
 """
 
+from __future__ import annotations
+
 import math
 import statistics
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from rewards.batch import RewardError
-from rewards.contract.probes import examples_of
-from rewards.contract.reward_file import BESIDE, OUTSIDE
+from rewards.contract.probes import Probe, examples_of
+from rewards.contract.reward_file import BESIDE, Score
 from rewards.contract.subjects import subject_of
-from rewards.contract.trial import Trial
+from rewards.contract.trial import Pair, Trial
 from rewards.contract.verdicts import Verdict, Verdicts
 
 MAX_ROWS = 20  # more rows say little more
 LEAST = 1e-9  # a smaller difference is none
 
-# What a call should do: the check, the failures that break it, and what to do.
-_CALLS = (
-    (
-        "runs",
-        ("timeout", "memory", "crash", "error"),
-        "Mend the function for this completion: a policy writes every text "
-        "there is.",
-    ),
-    (
-        "gives a number",
-        ("no number",),
-        "Return a float in every branch, for example 0.0.",
-    ),
-    (
-        "is finite",
-        ("not finite",),
-        "Look for a division by zero or a logarithm, and bound it.",
-    ),
-)
+# What to do when a check fails.
+_ADVICE = {
+    "runs": "Mend the function for this completion: a policy writes every "
+    "text there is.",
+    "gives a number": "Return a float in every branch, for example 0.0.",
+    "is finite": "Look for a division by zero or a logarithm, and bound it.",
+    "not for wrong": "Compare the whole answer with the gold, as numbers and "
+    "exactly.",
+    "not for swapped": "Compare with the gold of this row, not with any "
+    "number.",
+    "not for empty": "Return 0.0 when the completion holds no answer.",
+    "not for tags only": "Pay less for the form than for being right.",
+    "not for truncated": "Read the answer from a closed tag, a box or a last "
+    "statement only.",
+    "not for a hedge": "Compare the whole answer: finding the gold somewhere "
+    "in it is not enough, or the policy learns to list many.",
+    "not for a placeholder": "Pay for the answer, not for something between "
+    "the tags.",
+    "not for the question": "Read the answer where the prompt asks for it, "
+    "not anywhere.",
+    "pays for many lines": "In a pattern . stops at the end of a line: use "
+    "re.DOTALL. If length costs something on purpose, let it cost less than "
+    "being right pays.",
+    "varies in a group": "A group in which all get the same teaches nothing: "
+    "pay the right answer more.",
+    "same score twice": "Take chance, counters, clocks and caches out of the "
+    "function.",
+    "same in any order": "Match completions and columns one by one, with "
+    "zip, and don't count positions.",
+    "same on its own": "It is relative to its group or batch. GRPO subtracts "
+    "the group's mean itself, so score each completion for itself.",
+    "plain as messages": "Training with chat prompts hands over message "
+    "lists, others texts. Take the text out of both: "
+    "rewards.batch.completion_texts does.",
+    "changes no argument": "The next reward function gets the same lists: "
+    "make a copy before you change one.",
+    "fast enough": "Make it faster, plan fewer rollouts, or say what it may "
+    "take: check_reward(..., limit_seconds=...).",
+    "golds can be read": "A gold needs ####, a box, a number or a short "
+    "answer: look whether the column is the right one.",
+}
 # What to do instead when the reason of a failed call holds these words.
 _REMEDIES = {
     "unexpected keyword": "TRL calls a reward by keyword with more than it "
     "needs: give it **kwargs.",
-    OUTSIDE: "Return the number and keep no files. What the function needs "
-    "for a moment may go to a relative path or to tempfile; it is gone "
-    "afterwards.",
     "FileNotFoundError": f"{BESIDE}.",
 }
-# What should not be paid like a right answer: the check, its kind of probe,
-# the words for it, and what to do when it is paid.
-_TRAPS = (
-    (
-        "not for wrong",
-        "wrong",
-        "a wrong answer",
-        "Compare the whole answer with the gold, as numbers and exactly.",
-    ),
-    (
-        "not for swapped",
-        "swapped",
-        "the answer of another row",
-        "Compare with the gold of this row, not with any number.",
-    ),
-    (
-        "not for empty",
-        "empty",
-        "an empty text",
-        "Return 0.0 when the completion holds no answer.",
-    ),
-    (
-        "not for tags only",
-        "tags only",
-        "tags without an answer",
-        "Pay less for the form than for being right.",
-    ),
-    (
-        "not for truncated",
+# What a call should do, and the failures that break it.
+_CALLS = {
+    "runs": ("timeout", "memory", "crash", "error"),
+    "gives a number": ("no number",),
+    "is finite": ("not finite",),
+}
+# What should not be paid like a right answer: its kind of probe, in words.
+_TRAPS = {
+    "not for wrong": ("wrong", "a wrong answer"),
+    "not for swapped": ("swapped", "the answer of another row"),
+    "not for empty": ("empty", "an empty text"),
+    "not for tags only": ("tags only", "tags without an answer"),
+    "not for truncated": (
         "truncated",
         "a text that was cut before its answer",
-        "Read the answer from a closed tag, a box or a last statement only.",
     ),
-    (
-        "not for a hedge",
-        "hedge",
-        "a list of several answers",
-        "Compare the whole answer: finding the gold somewhere in it is not "
-        "enough, or the policy learns to list many.",
-    ),
-    (
-        "not for a placeholder",
+    "not for a hedge": ("hedge", "a list of several answers"),
+    "not for a placeholder": (
         "placeholder",
         "a copy of the prompt's placeholder",
-        "Pay for the answer, not for something between the tags.",
     ),
-    (
-        "not for the question",
-        "question",
-        "a copy of the question",
-        "Read the answer where the prompt asks for it, not anywhere.",
-    ),
-)
+    "not for the question": ("question", "a copy of the question"),
+}
+# What a score should not depend on, and what Trial.repeats calls it.
+_STAYS = {
+    "same score twice": "nothing",
+    "same in any order": "order",
+    "same on its own": "company",
+}
 
 
 def check_reward(
-    reward, rows, *, rollouts=4000, limit_seconds=600.0, seconds=5.0
-):
+    reward: Any,
+    rows: Any,
+    *,
+    rollouts: int = 4000,
+    limit_seconds: float = 600.0,
+    seconds: float = 5.0,
+) -> Verdicts:
     """Prove a reward on rows of the data it will train on.
 
     `reward` is the path of a reward file, its function itself, a function
@@ -165,7 +169,7 @@ def check_reward(
     verdicts = [
         *_calls(trial),
         _pays(trial, rows),
-        *(_not_for(rows, *trap) for trap in _TRAPS),
+        *(_not_for(rows, name, *trap) for name, trap in _TRAPS.items()),
         _many_lines(rows),
         _varies(rows),
         *_stays(trial),
@@ -188,14 +192,14 @@ class _Row:
             at least one wrong answer.
     """
 
-    pairs: dict
-    right: object
+    pairs: dict[str, list[tuple[Probe, float]]]
+    right: Probe
     pay: float | None
     paid: bool
 
     @classmethod
-    def of(cls, scored):
-        pairs = {}
+    def of(cls, scored: Any) -> _Row:
+        pairs: dict[str, list[tuple[Probe, float]]] = {}
         for probe, score in scored:
             if score.value is not None:
                 pairs.setdefault(probe.kind, []).append((probe, score.value))
@@ -212,22 +216,30 @@ class _Row:
         paid = pay is not None and pay > max(bars) + LEAST
         return cls(pairs, right, pay, paid)
 
-    def most(self, *kinds):
+    def most(self, *kinds: str) -> tuple[Probe, float] | None:
         """Return the best paid (probe, value) of these kinds, or None."""
         found = [pair for kind in kinds for pair in self.pairs.get(kind, [])]
         return max(found, key=lambda pair: pair[1], default=None)
 
 
-def _calls(trial):
+def _judged(
+    name: str, passed: bool | None, seen: str, completion: str = ""
+) -> Verdict:
+    """Return a verdict, with what to do if it failed."""
+    advice = _ADVICE[name] if passed is False else ""
+    return Verdict(name, passed, seen, completion, advice)
+
+
+def _calls(trial: Trial) -> Iterator[Verdict]:
     """Judge that every call gave a finite number."""
     left = trial.pairs
-    for name, kinds, advice in _CALLS:
+    for name, kinds in _CALLS.items():
         bad = [pair for pair in left if pair[1].failure in kinds]
         if not left:
             why = "no call came so far" if trial.pairs else "not tried"
             yield Verdict(name, None, why)
         elif bad:
-            yield _call_failed(trial, name, bad, len(left), advice)
+            yield _call_failed(trial, name, bad, len(left))
         else:
             seen = f"{len(left)} completions"
             if name == "runs" and trial.stopped:
@@ -236,8 +248,11 @@ def _calls(trial):
         left = [pair for pair in left if pair[1].failure not in kinds]
 
 
-def _call_failed(trial, name, bad, tried, advice):
+def _call_failed(
+    trial: Trial, name: str, bad: list[Pair], tried: int
+) -> Verdict:
     probe, score = bad[0]
+    advice = _ADVICE[name]
     counts = Counter(score.failure for _, score in bad)
     counted = ", ".join(f"{n} x {kind}" for kind, n in counts.items())
     seen = f"{counted} in {tried} completions, the first: {score.reason}"
@@ -249,7 +264,7 @@ def _call_failed(trial, name, bad, tried, advice):
     return Verdict(name, False, seen, probe.text, advice)
 
 
-def _pays(trial, rows):
+def _pays(trial: Trial, rows: list[_Row]) -> Verdict:
     name = "pays for right"
     if not trial.pairs:
         return Verdict(name, None, "not tried: no gold can be read")
@@ -277,9 +292,10 @@ def _pays(trial, rows):
     return Verdict(name, False, seen, row.right.text, _why_unpaid(row))
 
 
-def _why_unpaid(row):
+def _why_unpaid(row: _Row) -> str:
     gold = row.right.example.answer
-    if row.most("empty") and (row.pay or 0) > row.most("empty")[1] + LEAST:
+    empty = row.most("empty")
+    if empty and (row.pay or 0) > empty[1] + LEAST:
         cause = (
             "A wrong answer in the same form gets as much: only the form is "
             "paid. If this reward is for the form alone, judge it together "
@@ -295,17 +311,17 @@ def _why_unpaid(row):
     )
 
 
-def _mean(rows, kind):
+def _mean(rows: list[_Row], kind: str) -> str:
     best = [row.most(kind) for row in rows]
     values = [found[1] for found in best if found]
     return _number(statistics.fmean(values)) if values else "no score"
 
 
-def _number(value):
+def _number(value: float) -> str:
     return f"{value:.4g}"
 
 
-def _not_for(rows, name, kind, words, advice):
+def _not_for(rows: Any, name: str, kind: str, words: str) -> Verdict:
     """Judge that this kind of completion gets less than a right one."""
     paid = [row for row in rows if row.paid]
     found = [(row, row.most(kind)) for row in paid if row.most(kind)]
@@ -317,13 +333,12 @@ def _not_for(rows, name, kind, words, advice):
     seen = (
         f"{_number(value)} for {words}, {_number(row.pay)} for a right answer"
     )
-    if not bad:
-        return Verdict(name, True, seen, probe.text)
-    seen += f": as much or more in {bad} of {len(found)} rows"
-    return Verdict(name, False, seen, probe.text, advice)
+    if bad:
+        seen += f": as much or more in {bad} of {len(found)} rows"
+    return _judged(name, not bad, seen, probe.text)
 
 
-def _many_lines(rows):
+def _many_lines(rows: Any) -> Verdict:
     name = "pays for many lines"
     paid = [row for row in rows if row.paid]
     if not paid:
@@ -337,19 +352,12 @@ def _many_lines(rows):
         f"{_number(row.pay)}"
     )
     text = long[0].text if long else row.right.text
-    if not bad:
-        return Verdict(name, True, seen, text)
-    return Verdict(
-        name,
-        False,
-        f"{seen}, in {len(bad)} of {len(paid)} rows",
-        text,
-        "In a pattern . stops at the end of a line: use re.DOTALL. If length "
-        "costs something on purpose, let it cost less than being right pays.",
-    )
+    if bad:
+        seen += f", in {len(bad)} of {len(paid)} rows"
+    return _judged(name, not bad, seen, text)
 
 
-def _survives(row):
+def _survives(row: Any) -> bool:
     """Tell whether a right answer with long reasoning is still paid."""
     others = [row.most("empty"), row.most("wrong")]
     bars = [found[1] for found in others if found and found[1] < row.pay]
@@ -357,7 +365,7 @@ def _survives(row):
     return long is not None and long[1] > max(bars, default=-math.inf)
 
 
-def _varies(rows):
+def _varies(rows: list[_Row]) -> Verdict:
     name = "varies in a group"
     if not rows:
         return Verdict(name, None, "not tried")
@@ -367,54 +375,29 @@ def _varies(rows):
         spreads.append(max(values) - min(values))
     flat = sum(spread <= LEAST for spread in spreads)
     text = rows[0].right.text
-    if not flat:
-        seen = f"right and wrong ones differ by {_number(min(spreads))}"
-        return Verdict(name, True, seen + " or more", text)
-    return Verdict(
-        name,
-        False,
-        f"every completion gets the same in {flat} of {len(rows)} rows",
-        text,
-        "A group in which all get the same teaches nothing: pay the right "
-        "answer more.",
-    )
+    seen = f"right and wrong ones differ by {_number(min(spreads))} or more"
+    if flat:
+        seen = f"every completion gets the same in {flat} of {len(rows)} rows"
+    return _judged(name, not flat, seen, text)
 
 
-def _stays(trial):
+def _stays(trial: Trial) -> Iterator[Verdict]:
     """Judge that a score depends on nothing but its own row."""
     steady = None
-    for name, change, advice in (
-        (
-            "same score twice",
-            "nothing",
-            "Take chance, counters, clocks and caches out of the function.",
-        ),
-        (
-            "same in any order",
-            "order",
-            "Match completions and columns one by one, with zip, and don't "
-            "count positions.",
-        ),
-        (
-            "same on its own",
-            "company",
-            "It is relative to its group or batch. GRPO subtracts the "
-            "group's mean itself, so score each completion for itself.",
-        ),
-    ):
+    for name, change in _STAYS.items():
         repeats = trial.repeats.get(change)
         if not repeats or steady is False:
             why = "not the same twice" if repeats else "not tried"
             yield Verdict(name, None, why)
             continue
-        verdict = _unchanged(name, repeats, advice)
+        verdict = _unchanged(name, repeats)
         if change == "nothing":
             steady = verdict.passed
         yield verdict
     yield _same_for_messages(trial, steady)
 
 
-def _unchanged(name, repeats, advice):
+def _unchanged(name: str, repeats: Any) -> Verdict:
     if all(before.failure and after.failure for _, before, after in repeats):
         return Verdict(name, None, "no score to compare")
     bad = [
@@ -430,20 +413,20 @@ def _unchanged(name, repeats, advice):
         f"{_given(before)}, then {_given(after)}; {len(bad)} of "
         f"{len(repeats)} completions changed"
     )
-    return Verdict(name, False, seen, probe.text, advice)
+    return _judged(name, False, seen, probe.text)
 
 
-def _equal(one, other):
+def _equal(one: Score, other: Score) -> bool:
     if one.value is None or other.value is None:
         return one.value == other.value
     return math.isclose(one.value, other.value, rel_tol=1e-6, abs_tol=LEAST)
 
 
-def _given(score):
+def _given(score: Score) -> str:
     return "no score" if score.value is None else _number(score.value)
 
 
-def _same_for_messages(trial, steady):
+def _same_for_messages(trial: Trial, steady: bool | None) -> Verdict:
     """Judge that plain and conversational completions get the same."""
     name = "plain as messages"
     repeats = trial.repeats.get("messages")
@@ -454,12 +437,7 @@ def _same_for_messages(trial, steady):
     if all(after.failure for _, _, after in repeats):
         reason = repeats[0][2].reason
         return Verdict(name, None, f"reads {here} only; {there}: {reason}")
-    verdict = _unchanged(
-        name,
-        repeats,
-        "Training with chat prompts hands over message lists, others texts. "
-        "Take the text out of both: rewards.batch.completion_texts does.",
-    )
+    verdict = _unchanged(name, repeats)
     if not verdict.passed and "prompt" in trial.examples[0].row:
         # the data says which of the two training will use
         return replace(
@@ -468,22 +446,16 @@ def _same_for_messages(trial, steady):
     return verdict
 
 
-def _leaves_alone(trial):
+def _leaves_alone(trial: Trial) -> Verdict:
     name = "changes no argument"
     if not trial.pairs:
         return Verdict(name, None, "not tried")
-    if not trial.subject.changed:
-        return Verdict(name, True, "they are as they were")
-    return Verdict(
-        name,
-        False,
-        f"it changes '{trial.subject.changed}'",
-        advice="The next reward function gets the same lists: make a copy "
-        "before you change one.",
-    )
+    changed = trial.subject.changed
+    seen = f"it changes '{changed}'" if changed else "they are as they were"
+    return _judged(name, not changed, seen)
 
 
-def _fast(trial, rollouts, limit_seconds):
+def _fast(trial: Trial, rollouts: int, limit_seconds: float) -> Verdict:
     name = "fast enough"
     each = trial.seconds_each()
     if each is None:
@@ -493,26 +465,13 @@ def _fast(trial, rollouts, limit_seconds):
         f"{each * 1000:,.2f} ms each, {needed:,.2f} s for {rollouts:,} "
         f"rollouts (limit {limit_seconds:,g} s)"
     )
-    if needed <= limit_seconds:
-        return Verdict(name, True, seen)
-    return Verdict(
-        name,
-        False,
-        seen,
-        advice="Make it faster, plan fewer rollouts, or say what it may "
-        "take: check_reward(..., limit_seconds=...).",
-    )
+    return _judged(name, needed <= limit_seconds, seen)
 
 
-def _golds(unread, rows):
+def _golds(unread: int, rows: int) -> Verdict:
     name = "golds can be read"
     seen = f"{rows - unread} of {rows}"
-    if not unread:
-        return Verdict(name, True, seen)
-    return Verdict(
-        name,
-        False if unread == rows else None,
-        f"{seen}; the others give no score" if unread < rows else seen,
-        advice="A gold needs ####, a box, a number or a short answer: look "
-        "whether the column is the right one.",
-    )
+    if unread in (0, rows):
+        return _judged(name, not unread, seen)
+    seen += "; the others give no score"
+    return Verdict(name, None, seen, advice=_ADVICE[name])

@@ -7,6 +7,7 @@ FORMS, the completion that a reward should pay for and those that it shouldn't.
 import copy
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from rewards.answers import gold_answer
 from rewards.batch import GOLD_COLUMNS, RewardError
@@ -81,7 +82,7 @@ class Probe:
     text: str
 
 
-def examples_of(rows, most):
+def examples_of(rows: Any, most: int) -> tuple[list[Example], tuple[int, int]]:
     """Return the first `most` examples, and how many golds can't be read.
 
     The count, a pair (unreadable, all), is over all rows. Raises RewardError
@@ -105,14 +106,15 @@ def examples_of(rows, most):
     column = _gold_column(rows[0])
     answers = [gold_answer(row.get(column)) for row in rows]
     read = [i for i, answer in enumerate(answers) if answer is not None]
+    golds = [answer for answer in answers if answer is not None][:most]
     examples = [
-        _example(rows[i], answers[i], [answers[j] for j in read[:most]])
-        for i in read[:most]
+        _example(rows[i], gold, golds)
+        for i, gold in zip(read, golds, strict=False)
     ]
     return examples, (len(rows) - len(read), len(rows))
 
 
-def right(example, form):
+def right(example: Example, form: str) -> Probe:
     """Return the probe of the right answer in this form.
 
     >>> (one,), _ = examples_of([{"answer": "#### 18"}], 1)
@@ -122,7 +124,7 @@ def right(example, form):
     return Probe("right", form, example, _fill(form, example.answer))
 
 
-def wrong(example, form):
+def wrong(example: Example, form: str) -> Probe:
     """Return the probe of a wrong answer in this form.
 
     >>> (one,), _ = examples_of([{"answer": "#### 18"}], 1)
@@ -132,7 +134,7 @@ def wrong(example, form):
     return Probe("wrong", form, example, _fill(form, example.wrong[0]))
 
 
-def probes(example, form):
+def probes(example: Example, form: str) -> list[Probe]:
     """Return all probes of one example in one form, the right one first.
 
     >>> rows = [{"answer": "18"}, {"answer": "7"}]
@@ -164,19 +166,19 @@ def probes(example, form):
     ]
 
 
-def _fill(form, answer, reasoning=REASONING):
+def _fill(form: str, answer: str, reasoning: str = REASONING) -> str:
     text = FORMS[form].replace("{reasoning}", reasoning)
     return text.replace("{answer}", answer)
 
 
-def _copied_question(example):
+def _copied_question(example: Example) -> list[str]:
     """Return the question, unless the answer happens to stand in it."""
     if not example.question or example.answer in example.question:
         return []
     return [example.question]
 
 
-def _row(row):
+def _row(row: Any) -> dict[str, Any]:
     try:
         # not dict(row), which would take a list of pairs as well
         return copy.deepcopy(dict(row.items()))
@@ -188,7 +190,7 @@ def _row(row):
         ) from None
 
 
-def _gold_column(row):
+def _gold_column(row: Any) -> str:
     for name in GOLD_COLUMNS:
         if name in row:
             return name
@@ -200,14 +202,14 @@ def _gold_column(row):
     )
 
 
-def _example(row, answer, answers):
+def _example(row: Any, answer: str, answers: list[str]) -> Example:
     others = [other for other in answers if not _same(other, answer)]
     swapped = others[0] if others else None
     wrong = _wrong_answers(answer, others)
     return Example(row, question_of(row), answer, wrong, swapped)
 
 
-def question_of(row):
+def question_of(row: Any) -> str:
     """Return the question of a row as text, "" where there is none.
 
     >>> question_of({"prompt": [{"role": "user", "content": "9 + 9?"}]})
@@ -219,14 +221,14 @@ def question_of(row):
     return ""
 
 
-def _same(one, other):
+def _same(one: str, other: str) -> bool:
     numbers = parse_number(one), parse_number(other)
     if numbers == (None, None):
         return one.strip().lower() == other.strip().lower()
     return numbers[0] == numbers[1]
 
 
-def _wrong_answers(answer, others):
+def _wrong_answers(answer: str, others: list[str]) -> tuple[str, ...]:
     """Return answers that look like this one and are not, never none."""
     number = parse_number(answer)
     if number is None:

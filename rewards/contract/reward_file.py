@@ -12,34 +12,30 @@ loop without an end, `os._exit`, 50 GB or a crash in C, costs that completion
 its score and nothing else.
 
 Its working directory is an empty temporary one of its own, which is removed
-at the end. It may read everything and write there only: elsewhere Python's
-functions that write raise PermissionError, by an audit hook. That guards
-against accidents, not against malice. What C code opens by itself
-(`torch.save`, `dbm.gnu`, `ctypes`), the programs that the file starts, and
-`os.open` with a `dir_fd` are not seen, and the hook can be got round on
-purpose: the code runs with your rights.
+at the end; `tempfile` makes its files there. This holds accidents, not
+attackers: the code runs with your rights, and an absolute path is what it is.
 
 The form of the function is that of AgileRL's Arena, whose reward.py is called
 with the same three keywords.
 """
 
+from __future__ import annotations
+
 import atexit
 import contextlib
-import dataclasses
-import inspect
 import math
 import os
 import re
 import shutil
 import stat
-import sys
 import tempfile
 import time
 import traceback
-import types
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rewards.batch import (
     RewardError,
@@ -47,16 +43,14 @@ from rewards.batch import (
     content_text,
     gold_column,
 )
-from rewards.health import Outcome, report
-from rewards.workers import Workers
+from rewards.health import Log, Outcome, report
+from rewards.workers import Reply, Workers
 
 CALL = ("question", "answer", "completion")
 IMPORT_SECONDS = 60.0  # torch takes half of it on a slow disk
 MEMORY_MIB = 4096
 MAX_REASON_CHARS = 200
-MAX_PATH_CHARS = 60  # of the path that a refusal names
 REMOVALS = 5  # tries, while a killed process may still write
-OUTSIDE = "a reward file may write in its own temporary directory only"
 BESIDE = (
     "A reward file runs in an empty directory: read what lies beside it "
     "from Path(__file__).parent"
@@ -79,7 +73,9 @@ class Score:
     reason: str = ""
 
 
-def load_reward(path, *, seconds=5.0):
+def load_reward(
+    path: str | os.PathLike[str], *, seconds: float = 5.0
+) -> FileReward:
     """Return the reward function of a reward file, for TRL's trainers.
 
     The result is called with a batch, as TRL does: `completions` is a list of
@@ -96,8 +92,7 @@ def load_reward(path, *, seconds=5.0):
     later change of the file doesn't change a running training.
 
     Raises RewardError when the file is missing, is no Python, can't be
-    imported (as when it writes outside its temporary directory), or has no
-    function that can be called in this way.
+    imported, or has no function that can be called in this way.
 
     >>> import pathlib, tempfile
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "bare.py"
@@ -143,22 +138,22 @@ class FileReward:
         __name__: the file's name, under which the trainer logs it.
     """
 
-    def __init__(self, path, source, seconds):
+    def __init__(self, path: Path, source: str, seconds: float) -> None:
         self.path = path
         self.source = source
         self.seconds = seconds
         self.__name__ = re.sub(r"\W", "_", path.stem)
-        self._sandbox = None
+        self._sandbox: _Sandbox | None = None
 
     def __call__(
         self,
-        completions,
-        prompts=None,
+        completions: Sequence[Any],
+        prompts: Any = None,
         *,
-        log_metric=None,
-        log_extra=None,
-        **columns,
-    ):
+        log_metric: Log | None = None,
+        log_extra: Log | None = None,
+        **columns: Any,
+    ) -> list[float | None]:
         """Score a batch; see `load_reward`."""
         scores = self.scores(completions, prompts, **columns)
         report(
@@ -170,7 +165,9 @@ class FileReward:
         )
         return [score.value for score in scores]
 
-    def scores(self, completions, prompts=None, **columns):
+    def scores(
+        self, completions: Sequence[Any], prompts: Any = None, **columns: Any
+    ) -> list[Score]:
         """Score a batch and say why a score is missing: a Score for each."""
         texts = completion_texts(completions)
         golds = gold_column(completions, columns)
@@ -192,7 +189,7 @@ class FileReward:
             scores[i] = _score_of(reply)
         return scores
 
-    def close(self):
+    def close(self) -> None:
         """End the processes and remove what they wrote.
 
         The next call would start new ones.
@@ -201,7 +198,7 @@ class FileReward:
             self._sandbox.close()
             self._sandbox = None
 
-    def _opened(self):
+    def _opened(self) -> _Sandbox:
         sandbox = self._sandbox
         if sandbox is None or sandbox.owner != os.getpid():
             sandbox = self._sandbox = _Sandbox(
@@ -213,14 +210,14 @@ class FileReward:
             )
         return sandbox
 
-    def __getstate__(self):
+    def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_sandbox": None}
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"load_reward({str(self.path)!r}, seconds={self.seconds:g})"
 
 
-def finite_score(value):
+def finite_score(value: Any) -> Score:
     """Return the Score that a returned value stands for.
 
     A number of any kind counts, True as 1.0, and NumPy's and torch's scalars
@@ -247,7 +244,7 @@ def finite_score(value):
     return Score(number)
 
 
-def last_question(prompt):
+def last_question(prompt: Any) -> str:
     """Return the last user message of a prompt; a plain prompt as it is.
 
     >>> last_question([{"role": "user", "content": "9 + 9?"}])
@@ -259,7 +256,7 @@ def last_question(prompt):
     return content_text(users[-1]) if users else ""
 
 
-def told(error, path=None):
+def told(error: BaseException, path: str | None = None) -> str:
     """Return an exception as "line 7: ValueError: bad", in short.
 
     The line is the last one in the file `path` that had a part in it.
@@ -283,9 +280,6 @@ def told(error, path=None):
     return (where + said)[:MAX_REASON_CHARS]
 
 
-# --- in the trainer's process ---------------------------------------------
-
-
 class _Sandbox:
     """The workers of one reward file and the folder they may write in.
 
@@ -293,11 +287,13 @@ class _Sandbox:
     object leaves it alone.
     """
 
-    def __init__(self, factory, path, source, **limits):
+    def __init__(
+        self, factory: str, path: Path, source: str, **limits: Any
+    ) -> None:
         self.owner = os.getpid()
         self.folder = _new_folder()
         self.workers = Workers(
-            f"rewards.contract.reward_file:{factory}",
+            f"rewards.contract.file_worker:{factory}",
             str(path),
             source,
             self.folder,
@@ -306,24 +302,24 @@ class _Sandbox:
         )
         _OPEN.add(self)
 
-    def ask(self, groups):
+    def ask(self, groups: list[list[Any]]) -> list[list[Reply]]:
         return self.workers.ask(groups)
 
-    def close(self):
+    def close(self) -> None:
         self.workers.close()
         if self.folder and self.owner == os.getpid():
-            _remove(self.folder)
+            remove(self.folder)
         self.folder = ""
 
-    def __del__(self):
+    def __del__(self) -> None:
         if getattr(self, "folder", ""):
             self.close()
 
 
-_OPEN = weakref.WeakSet()
+_OPEN: weakref.WeakSet[_Sandbox] = weakref.WeakSet()
 
 
-def _close_all():
+def _close_all() -> None:
     for sandbox in tuple(_OPEN):
         sandbox.close()
 
@@ -332,7 +328,7 @@ def _close_all():
 atexit.register(_close_all)
 
 
-def _new_folder():
+def _new_folder() -> str:
     try:
         return tempfile.mkdtemp(prefix="reward-")
     except OSError as error:
@@ -343,8 +339,14 @@ def _new_folder():
         ) from error
 
 
-def _remove(folder):
-    """Remove a folder with all that is in it, as far as it can be."""
+def remove(folder: str) -> None:
+    """Remove a folder with all that is in it, as far as it can be.
+
+    >>> folder = tempfile.mkdtemp()
+    >>> remove(folder)
+    >>> os.path.exists(folder)
+    False
+    """
     for attempt in range(REMOVALS):
         time.sleep(attempt / 50)
         shutil.rmtree(folder, ignore_errors=True)
@@ -358,7 +360,7 @@ def _remove(folder):
                         os.chmod(inner, stat.S_IRWXU)
 
 
-def _read(path):
+def _read(path: Path) -> str:
     if path.suffix != ".py":
         raise RewardError(
             f"A reward file is a Python file, and {path.name!r} doesn't end "
@@ -392,7 +394,7 @@ def _read(path):
     return source
 
 
-def _refuse_unusable(path, source):
+def _refuse_unusable(path: Path, source: str) -> None:
     """Raise RewardError unless the file can be imported and called."""
     sandbox = _Sandbox(
         "inspector_of",
@@ -423,7 +425,9 @@ def _refuse_unusable(path, source):
         )
 
 
-def _questions(prompts, expected, columns):
+def _questions(
+    prompts: Any, expected: int, columns: dict[str, Any]
+) -> list[str | None]:
     for name in ("question", "problem"):
         if columns.get(name) is not None:
             questions = list(columns[name])
@@ -440,7 +444,7 @@ def _questions(prompts, expected, columns):
     return [None if q is None else str(q) for q in questions]
 
 
-def _score_of(reply):
+def _score_of(reply: Reply) -> Score:
     if not reply.failure:
         return Score(**reply.value)
     reasons = {
@@ -453,258 +457,16 @@ def _score_of(reply):
     return Score(None, reply.failure, reason[:MAX_REASON_CHARS])
 
 
-def _outcome(score):
+def _outcome(score: Score) -> Outcome:
     if not score.failure:
         return Outcome.SCORED
     named = {"timeout": Outcome.TIMEOUT, "no gold": Outcome.NO_GOLD}
     return named.get(score.failure, Outcome.ERROR)
 
 
-# --- in the worker --------------------------------------------------------
-
-
-class _UnusableError(Exception):
-    """The file can't be used; the message says why and what to do."""
-
-
-def inspector_of(path, source, folder):
-    """Return the handler that says what is wrong with a reward file, or "".
-
-    Called in a worker, which from then on writes below `folder` only. Any
-    request has the same answer.
-    """
-    _enter(folder)
-
-    def look(request):
-        try:
-            _load(path, source)
-        except _UnusableError as error:
-            return str(error)
-        return ""
-
-    return look
-
-
-def handler_of(path, source, folder):
-    """Return the handler that scores one completion with a reward file.
-
-    Called in a worker, which from then on writes below `folder` only. A
-    request holds the three keywords of the function; the reply holds the
-    fields of a Score.
-    """
-    _enter(folder)
-    function = _load(path, source)
-
-    def handle(call):
-        try:
-            score = finite_score(function(**call))
-        except MemoryError:
-            raise  # the worker knows better what has happened
-        except BaseException as error:  # SystemExit must not end the worker
-            score = Score(None, "error", told(error, path))
-        return dataclasses.asdict(score)
-
-    return handle
-
-
-def _load(path, source):
-    """Run the file's text as a module and return its function `reward`."""
-    code = _compiled(path, source)
-    module = types.ModuleType("reward_file")
-    module.__file__ = path
-    sys.modules[module.__name__] = module  # dataclasses look there
-    sys.path.append(str(Path(path).parent))  # for the helpers beside it
-    sys.dont_write_bytecode = True
-    try:
-        exec(code, module.__dict__)
-    except MemoryError:
-        raise
-    except ModuleNotFoundError as error:
-        raise _UnusableError(
-            f"it imports {error.name!r}, which is neither installed here nor "
-            f"beside the file ({told(error, path)}). Install that package "
-            "or do without it"
-        ) from None
-    except BaseException as error:
-        lost = isinstance(error, FileNotFoundError)
-        raise _UnusableError(
-            f"importing it failed with {told(error, path)}. "
-            + (BESIDE if lost else "Mend that line")
-        ) from None
-    function = module.__dict__.get("reward")
-    _check_call(function, module)
-    return function
-
-
-def _compiled(path, source):
-    try:
-        return compile(source, path, "exec")
-    except SyntaxError as error:
-        line = (error.text or "").strip()[:60]
-        where = f"line {error.lineno or 1}"
-        problem = f"{where} is no valid Python ({error.msg}): `{line}`"
-    except (ValueError, RecursionError, MemoryError) as error:
-        problem = f"Python can't compile it ({type(error).__name__}: {error})"
-    raise _UnusableError(f"{problem}. Mend that line")
-
-
-def _check_call(function, module):
-    form = "def reward(question, answer, completion):"
-    if not callable(function):
-        others = [
-            name
-            for name, value in vars(module).items()
-            if inspect.isfunction(value) and value.__module__ == "reward_file"
-        ]
-        found = f"only {', '.join(others[:5])}" if others else "none at all"
-        raise _UnusableError(
-            f"it must define a function named reward and defines {found}. "
-            f"Write `{form}`"
-        )
-    if (
-        inspect.iscoroutinefunction(function)
-        or inspect.isgeneratorfunction(function)
-        or inspect.isasyncgenfunction(function)
-    ):
-        raise _UnusableError(
-            "its function reward is asynchronous or a generator (it has "
-            "`async` or `yield`), so a call gives no number. Write a plain "
-            f"`{form}` that returns one"
-        )
-    try:
-        signature = inspect.signature(function)
-        signature.bind(**dict.fromkeys(CALL))
-    except (TypeError, ValueError) as error:
-        has = "parameters that can't be seen"
-        if not isinstance(error, ValueError):
-            has = f"({', '.join(map(str, signature.parameters.values()))})"
-        raise _UnusableError(
-            f"its function reward has {has} and is called by keyword as "
-            "reward(question=..., answer=..., completion=...). Write "
-            f"`{form}`"
-        ) from None
-
-
-def _brief(value):
+def _brief(value: Any) -> str:
     try:
         text = repr(value)
     except Exception:  # a repr of the value's own
         return "something"
     return text if len(text) <= 40 else text[:37] + "..."
-
-
-# --- the worker's sandbox -------------------------------------------------
-
-_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-_STREAMS = (os.devnull, "/dev/stdout", "/dev/stderr")
-
-# What an audit event changes: the positions of a path among its arguments
-# and of the descriptor of the directory to which that is relative, if any.
-_ON_THE_NAME = {
-    "os.mkdir": [(0, 2)],
-    "os.remove": [(0, 1)],
-    "os.rmdir": [(0, 1)],
-    "os.rename": [(0, 2), (1, 3)],
-    "os.link": [(0, 2), (1, 3)],
-    "os.symlink": [(1, 2)],
-    "shutil.move": [(0, None), (1, None)],
-    "shutil.rmtree": [(0, None)],
-}
-_ON_THE_FILE = {  # these follow a symbolic link
-    "os.truncate": [(0, None)],
-    "os.chmod": [(0, 2)],
-    "os.chown": [(0, 3)],
-    "os.utime": [(0, 3)],
-    "os.setxattr": [(0, None)],
-    "os.removexattr": [(0, None)],
-    "shutil.copytree": [(1, None)],
-}
-_WATCHED = {"open", "sqlite3.connect", *_ON_THE_NAME, *_ON_THE_FILE}
-
-
-def _enter(folder):
-    """Make an empty folder below `folder`, stay in it, and write only there.
-
-    A worker that takes the place of a lost one takes its folder, emptied.
-    """
-    number = os.getppid() if hasattr(os, "fork") else os.getpid()
-    own = os.path.join(os.path.realpath(folder), str(number))
-    _remove(own)
-    os.makedirs(own, exist_ok=True)
-    with contextlib.suppress(FileNotFoundError):  # no working directory
-        sys.path[:] = [
-            os.path.abspath(place) if os.path.exists(place or ".") else place
-            for place in sys.path
-        ]
-    os.chdir(own)
-    tempfile.tempdir = own
-    os.environ.update(dict.fromkeys(("TMPDIR", "TEMP", "TMP"), own))
-    sys.addaudithook(_guard(own))
-
-
-def _guard(own):
-    inside = os.path.join(own, "")
-
-    # Called for every event there is, each import and id(): return fast.
-    def hook(event, args):
-        if event not in _WATCHED:
-            return
-        for place in _changed(event, args):
-            if place != own and not place.startswith(inside):
-                raise _refusal(event, place)
-
-    return hook
-
-
-def _refusal(event, place):
-    if len(place) > MAX_PATH_CHARS:
-        place = "..." + place[3 - MAX_PATH_CHARS :]
-    instead = "return the number and keep no files"
-    if event == "sqlite3.connect":
-        instead = "read it as 'file:PATH?mode=ro' with uri=True"
-    return PermissionError(f"{OUTSIDE}, not in {place}; {instead}")
-
-
-def _changed(event, args):
-    """Return the real paths of what an event is about to change."""
-    if event == "open":
-        return _opened_to_write(*args)
-    if event == "sqlite3.connect":
-        return _database(os.fsdecode(args[0]))
-    found = []
-    for at, base_at in _ON_THE_NAME.get(event) or _ON_THE_FILE[event]:
-        path = args[at]
-        if isinstance(path, int):  # a file that is open already
-            continue
-        path = os.fsdecode(path)
-        if base_at is not None and args[base_at] >= 0:
-            try:
-                base = os.readlink(f"/proc/self/fd/{args[base_at]}")
-            except OSError:  # not Linux: it can't be known
-                continue
-            path = os.path.join(base, path)
-        if event in _ON_THE_NAME:
-            folder, name = os.path.split(path)
-            found.append(os.path.join(os.path.realpath(folder), name))
-        else:
-            found.append(os.path.realpath(path))
-    return found
-
-
-def _opened_to_write(path, mode, flags):
-    writes = flags & _WRITING or (mode and not {*"wax+"}.isdisjoint(mode))
-    if not writes or isinstance(path, int) or path in _STREAMS:
-        return []
-    with contextlib.suppress(OSError):
-        if stat.S_ISCHR(os.stat(path).st_mode):  # a terminal, a GPU
-            return []
-    return [os.path.realpath(os.fsdecode(path))]
-
-
-def _database(name):
-    """Return where SQLite will write for a name or a "file:" URI."""
-    if name.startswith("file:"):
-        name, _, options = name[5:].partition("?")
-        if {"mode=ro", "mode=memory", "immutable=1"} & {*options.split("&")}:
-            return []
-    return [] if name in ("", ":memory:") else [os.path.realpath(name)]

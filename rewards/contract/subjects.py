@@ -8,9 +8,12 @@ import asyncio
 import inspect
 import os
 import types
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
 
 from rewards.batch import RewardError, gold_column
+from rewards.contract.probes import Example
 from rewards.contract.reward_file import (
     FileReward,
     Score,
@@ -25,7 +28,28 @@ _NO_COLUMNS = ("prompt", "completion", "completion_ids")
 _MADE_ANEW = ("prompts", "completions", "completion_ids")
 
 
-def subject_of(reward, seconds):
+class Subject(Protocol):
+    """A reward that can be called with texts of examples; see above.
+
+    >>> from rewards import correctness_reward
+    >>> subject: Subject = subject_of(correctness_reward, seconds=5.0)
+    >>> subject.name, subject.changed
+    ('correctness_reward', '')
+    """
+
+    name: str
+
+    @property
+    def changed(self) -> str: ...
+
+    def scores(
+        self, examples: list[Example], texts: list[str], conversational: bool
+    ) -> list[Score]: ...
+
+    def close(self) -> None: ...
+
+
+def subject_of(reward: Any, seconds: float) -> Subject:
     """Return the subject for a path, a function, or a list of them.
 
     Raises RewardError for anything else.
@@ -53,16 +77,18 @@ def subject_of(reward, seconds):
 class _File:
     changed = ""
 
-    def __init__(self, reward):
+    def __init__(self, reward: Any) -> None:
         self.reward = reward
         self.name = reward.__name__
 
-    def scores(self, examples, texts, conversational):
+    def scores(
+        self, examples: list[Example], texts: list[str], conversational: bool
+    ) -> list[Score]:
         call = _call(examples, texts, conversational)
         del call["completion_ids"]
         return self.reward.scores(**call)
 
-    def close(self):
+    def close(self) -> None:
         self.reward.close()
 
 
@@ -71,20 +97,22 @@ class _OneByOne:
 
     changed = ""
 
-    def __init__(self, function):
+    def __init__(self, function: Any) -> None:
         self.function = function
         self.name = _name(function)
 
-    def scores(self, examples, texts, conversational):
+    def scores(
+        self, examples: list[Example], texts: list[str], conversational: bool
+    ) -> list[Score]:
         return [
             self._one(example, text)
             for example, text in zip(examples, texts, strict=True)
         ]
 
-    def close(self):
+    def close(self) -> None:
         pass
 
-    def _one(self, example, text):
+    def _one(self, example: Example, text: str) -> Score:
         (gold,) = gold_column([text], _columns([example]))
         try:
             return finite_score(
@@ -99,12 +127,14 @@ class _OneByOne:
 
 
 class _Function:
-    def __init__(self, function):
+    def __init__(self, function: Any) -> None:
         self.function = function
         self.name = _name(function)
         self.changed = ""
 
-    def scores(self, examples, texts, conversational):
+    def scores(
+        self, examples: list[Example], texts: list[str], conversational: bool
+    ) -> list[Score]:
         try:
             return self._batch(examples, texts, conversational)
         except (Exception, SystemExit) as error:
@@ -116,10 +146,12 @@ class _Function:
             for example, text in zip(examples, texts, strict=True)
         ]
 
-    def close(self):
+    def close(self) -> None:
         pass
 
-    def _batch(self, examples, texts, conversational):
+    def _batch(
+        self, examples: list[Example], texts: list[str], conversational: bool
+    ) -> list[Score]:
         call = _call(examples, texts, conversational)
         values = self.function(
             **call,
@@ -140,7 +172,9 @@ class _Function:
             )
         return [Score() if v is None else finite_score(v) for v in values]
 
-    def _notice_changes(self, call, as_it_was):
+    def _notice_changes(
+        self, call: dict[str, Any], as_it_was: dict[str, Any]
+    ) -> None:
         for name, values in call.items():
             if name in _MADE_ANEW:
                 changed = values != as_it_was[name]
@@ -153,25 +187,27 @@ class _Function:
 class _Sum:
     """The parts' scores added up as TRL does: None is left out."""
 
-    def __init__(self, parts):
+    def __init__(self, parts: list[Subject]) -> None:
         self.parts = parts
         self.name = "sum of " + ", ".join(part.name for part in parts)
 
     @property
-    def changed(self):
+    def changed(self) -> str:
         return next((p.changed for p in self.parts if p.changed), "")
 
-    def scores(self, examples, texts, conversational):
+    def scores(
+        self, examples: list[Example], texts: list[str], conversational: bool
+    ) -> list[Score]:
         columns = [
             part.scores(examples, texts, conversational) for part in self.parts
         ]
         return [self._added(scores) for scores in zip(*columns, strict=True)]
 
-    def close(self):
+    def close(self) -> None:
         for part in self.parts:
             part.close()
 
-    def _added(self, scores):
+    def _added(self, scores: Sequence[Score]) -> Score:
         for part, score in zip(self.parts, scores, strict=True):
             if score.failure:
                 reason = f"{part.name}: {score.reason}"
@@ -180,11 +216,11 @@ class _Sum:
         return Score(sum(values)) if values else Score()
 
 
-def _name(function):
+def _name(function: Any) -> str:
     return getattr(function, "__name__", type(function).__name__)
 
 
-def _takes_one_completion(function):
+def _takes_one_completion(function: Any) -> bool:
     """Tell whether a function has the form of a reward file's."""
     try:
         names = inspect.signature(function).parameters
@@ -193,7 +229,9 @@ def _takes_one_completion(function):
     return "completion" in names and "completions" not in names
 
 
-def _call(examples, texts, conversational):
+def _call(
+    examples: list[Example], texts: list[str], conversational: bool
+) -> dict[str, Any]:
     """Return the arguments with which TRL would call a reward function."""
     return {
         "prompts": [_prompt(e, conversational) for e in examples],
@@ -209,7 +247,7 @@ def _call(examples, texts, conversational):
     }
 
 
-def _columns(examples):
+def _columns(examples: list[Example]) -> dict[str, Any]:
     return {
         name: [example.row.get(name) for example in examples]
         for name in examples[0].row
@@ -217,7 +255,7 @@ def _columns(examples):
     }
 
 
-def _prompt(example, conversational):
+def _prompt(example: Example, conversational: bool) -> Any:
     prompt = example.row.get("prompt")
     if not conversational:
         return prompt if isinstance(prompt, str) else example.question
@@ -226,10 +264,10 @@ def _prompt(example, conversational):
     return [{"role": "user", "content": example.question}]
 
 
-def _awaited(values):
+def _awaited(values: Any) -> Any:
     """Wait for an asynchronous reward; a notebook has a loop of its own."""
 
-    async def wait():
+    async def wait() -> Any:
         return await values
 
     with ThreadPoolExecutor(1) as thread:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from rewards.contract.probes import FORMS, Example, Probe, probes, right, wrong
 from rewards.contract.reward_file import Score
+from rewards.contract.subjects import Subject
 
 FORM_ROWS = 3  # these decide which form the reward pays for
 GROUP = 8  # completions in one call, as in a group of GRPO
@@ -35,7 +36,7 @@ class Trial:
         stopped: "", or why not every example was tried.
     """
 
-    subject: object
+    subject: Subject
     examples: list[Example]
     messages: bool = False
     form: str = ""
@@ -48,7 +49,7 @@ class Trial:
     _started: float = 0.0
     _times: list[float] = field(default_factory=list)
 
-    def run(self):
+    def run(self) -> None:
         """Score everything, or as much as time and deadlines allow."""
         if not self.examples:
             return
@@ -64,7 +65,7 @@ class Trial:
             if number == min(1, len(self.examples) - 1):
                 self._repeat()
 
-    def seconds_each(self):
+    def seconds_each(self) -> float | None:
         """Return the mean time of a completion in a group, None if unknown.
 
         The first call is left out: it starts processes and fills caches.
@@ -72,7 +73,7 @@ class Trial:
         times = self._times[1:] or self._times
         return statistics.fmean(times) if times else None
 
-    def _hangs_or_reads_nothing(self):
+    def _hangs_or_reads_nothing(self) -> bool:
         first = self.examples[0]
         tries = [right(first, form) for form in list(FORMS)[::6]]
         scores = [score for _, score in self._score(tries)]
@@ -86,7 +87,7 @@ class Trial:
                 self.pairs.clear()
         return False
 
-    def _best_form(self):
+    def _best_form(self) -> str:
         """Return the form where right beats wrong most often, and by most."""
         scored = []
         for example in self.examples[:FORM_ROWS]:
@@ -97,8 +98,8 @@ class Trial:
                     [right(example, form), wrong(example, form)]
                 )
 
-        def gain(form):
-            found = {"right": [], "wrong": []}
+        def gain(form: str) -> tuple[int, float, float]:
+            found: dict[str, list[float]] = {"right": [], "wrong": []}
             for probe, score in scored:
                 if probe.form == form:
                     found[probe.kind].append(score.value or 0.0)
@@ -111,7 +112,7 @@ class Trial:
 
         return max(FORMS, key=gain)
 
-    def _repeat(self):
+    def _repeat(self) -> None:
         """Score some probes again: the same way, and in other company."""
         known = [
             probe
@@ -133,12 +134,12 @@ class Trial:
                 return
             self.repeats[change] = list(zip(some, before, call(), strict=True))
 
-    def _score(self, todo):
+    def _score(self, todo: list[Probe]) -> list[Pair]:
         """Score probes in groups; those for which there is no time are left.
 
         Returns the pairs of those that were scored.
         """
-        scored = []
+        scored: list[Pair] = []
         for start in range(0, len(todo), GROUP):
             if self._spent():
                 break
@@ -150,14 +151,16 @@ class Trial:
             self.pairs += scored[-len(group) :]
         return scored
 
-    def _call(self, group, messages=None):
+    def _call(
+        self, group: list[Probe], messages: bool | None = None
+    ) -> list[Score]:
         return self.subject.scores(
             [probe.example for probe in group],
             [probe.text for probe in group],
             self.messages if messages is None else messages,
         )
 
-    def _spent(self):
+    def _spent(self) -> bool:
         late = sum(score.failure == "timeout" for _, score in self.pairs)
         if late >= MAX_TIMEOUTS:
             self.stopped = f"stopped after {late} timeouts"
@@ -165,9 +168,9 @@ class Trial:
             self.stopped = f"stopped after {MAX_SECONDS:g} s"
         return bool(self.stopped)
 
-    def _elapsed(self):
+    def _elapsed(self) -> float:
         return time.perf_counter() - self._started
 
 
-def _all_raise(scores):
+def _all_raise(scores: list[Score]) -> bool:
     return all(score.failure == "error" for score in scores)

@@ -6,7 +6,9 @@ columns by `str`, as rows by `table`, and in a notebook as HTML.
 
 import html
 import textwrap
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from typing import Any
 
 WIDTH = 79
 _MARKS = {True: "yes", False: "NO", None: "-"}
@@ -55,30 +57,30 @@ class Verdicts:
     rows: tuple[Verdict, ...]
 
     @property
-    def passed(self):
+    def passed(self) -> bool:
         """Whether nothing failed."""
         return not self.failures
 
     @property
-    def failures(self):
+    def failures(self) -> tuple[Verdict, ...]:
         """The verdicts that failed."""
         return tuple(row for row in self.rows if row.passed is False)
 
-    def __getitem__(self, name):
+    def __getitem__(self, name: str) -> Verdict:
         """Return the verdict of that name; KeyError when there is none."""
         for row in self.rows:
             if row.name == name:
                 return row
         raise KeyError(f"{name!r}; there are {[r.name for r in self.rows]}")
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Verdict]:
         return iter(self.rows)
 
-    def table(self):
+    def table(self) -> list[dict[str, Any]]:
         """Return the verdicts as a list of dicts, one for each."""
         return [asdict(row) for row in self.rows]
 
-    def __str__(self):
+    def __str__(self) -> str:
         lines = [*textwrap.wrap(_head(self), WIDTH), ""]
         for row in self.rows:
             lines += _row_lines(row)
@@ -86,7 +88,7 @@ class Verdicts:
             lines += ["", f"{row.name}: NO"] + _detail_lines(row)
         return "\n".join(lines)
 
-    def _repr_html_(self):
+    def _repr_html_(self) -> str:
         heads = ("check", "passed", "what was seen",
                  "completion that shows it", "what to do")  # fmt: skip
         rows = [
@@ -110,7 +112,7 @@ class Verdicts:
         )
 
 
-def printable(text):
+def printable(text: str) -> str:
     r"""Return `text` without characters that would disturb a terminal.
 
     >>> printable("a\x1b[31m\tb\n")
@@ -121,7 +123,7 @@ def printable(text):
     )
 
 
-def _head(verdicts):
+def _head(verdicts: Verdicts) -> str:
     failed = len(verdicts.failures)
     outcome = f"{failed} failed" if failed else "nothing failed"
     form = f"; best paid form: {verdicts.form}" if verdicts.form else ""
@@ -130,26 +132,26 @@ def _head(verdicts):
     )
 
 
-def _row_lines(row):
+def _row_lines(row: Verdict) -> list[str]:
     room = WIDTH - _NAME - _MARK
     seen = textwrap.wrap(printable(row.seen), room) or [""]
     first = f"{row.name:<{_NAME}}{_MARKS[row.passed]:<{_MARK}}{seen[0]}"
     return [first] + [" " * (_NAME + _MARK) + more for more in seen[1:]]
 
 
-def _html_row(tag, *cells):
+def _html_row(tag: str, *cells: str) -> str:
     style = 'style="text-align: left; vertical-align: top"'
     inside = "".join(f"<{tag} {style}>{cell}</{tag}>" for cell in cells)
     return f"<tr>{inside}</tr>"
 
 
-def _shown(row):
+def _shown(row: Verdict) -> list[str]:
     """Return the first lines of the completion, cut to the width."""
     lines = printable(row.completion).split("\n")[:_SHOWN_LINES]
     return [_cut(line) for line in lines] if row.completion else []
 
 
-def _detail_lines(row):
+def _detail_lines(row: Verdict) -> list[str]:
     lines = ["  | " + line for line in _shown(row)]
     return lines + textwrap.wrap(
         printable(row.advice),
@@ -159,5 +161,5 @@ def _detail_lines(row):
     )
 
 
-def _cut(line, room=WIDTH - 4):
+def _cut(line: str, room: int = WIDTH - 4) -> str:
     return line if len(line) <= room else line[: room - 4] + " ..."
