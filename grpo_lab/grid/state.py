@@ -198,21 +198,18 @@ def hold(directory: Path, patience: float | None = None) -> Iterator[None]:
     Raises:
         LabError: another one holds it.
     """
-    directory.mkdir(parents=True, exist_ok=True)
-    lock = filelock.FileLock(directory / "run.lock")
-    try:
-        lock.acquire(timeout=HOLD_SECONDS if patience is None else patience)
-    except filelock.Timeout:
-        raise LabError(
-            f"Another process still trains {directory.name}, perhaps a worker "
-            "of an earlier start. Wait for it, or end it: environment.json in "
-            "the run's directory tells its machine and number. Then run this "
-            "again."
-        ) from None
+    held = lock(
+        directory,
+        "run.lock",
+        HOLD_SECONDS if patience is None else patience,
+        f"Another process still trains {directory.name}, perhaps a worker of "
+        "an earlier start. Wait for it, or end it: environment.json in the "
+        "run's directory tells its machine and number. Then run this again.",
+    )
     try:
         yield
     finally:
-        lock.release()
+        held.release()
 
 
 @contextlib.contextmanager
@@ -227,19 +224,32 @@ def claim(output_dir: Path, shared: dict) -> Iterator[None]:
 
 
 def lock(
-    directory: Path, name: str, is_singleton: bool = False
+    directory: Path,
+    name: str,
+    patience: float = 0,
+    advice: str = "",
+    is_singleton: bool = False,
 ) -> filelock.BaseFileLock:
-    """Make a directory, and lock it for this process, or refuse it."""
+    """Make a directory, and lock it for this process.
+
+    Args:
+        name: the lock's file.
+        patience: seconds to wait for another process.
+        advice: what to say if that does not let go.
+        is_singleton: whether this process may hold it twice.
+
+    Raises:
+        LabError: another process holds it, or nothing can be written there.
+    """
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        found = filelock.FileLock(
-            directory / name, timeout=0, is_singleton=is_singleton
-        )
-        found.acquire()
+        found = filelock.FileLock(directory / name, is_singleton=is_singleton)
+        found.acquire(timeout=patience)
     except filelock.Timeout:
         raise LabError(
-            f"Another process is training in {directory} right now, and two "
-            "would write over each other. Wait for it, stop it, or choose "
+            advice
+            or f"Another process is training in {directory} right now, and "
+            "two would write over each other. Wait for it, stop it, or choose "
             "another OUTPUT_DIR."
         ) from None
     except OSError as error:
