@@ -12,8 +12,6 @@ code cell has changed.
 """
 
 import argparse
-import ast
-import json
 import re
 import sys
 from collections.abc import Iterator
@@ -30,6 +28,7 @@ REPOSITORY = "grpo-lab/grpo-lab"  # on GitHub: badges, Colab's installation
 ROOT = Path(__file__).resolve().parent.parent
 SIZE_LIMIT = 500_000  # bytes of a committed notebook
 
+PROFILE_LINE = re.compile(r'^(PROFILE: str = )"\w*"', re.MULTILINE)
 LABEL = re.compile(r"\*Outputs: .*\*")
 MACHINE_PATH = re.compile(
     r"(?<![\w.~-])/(?:work|root|home|tmp|Users)/[\w./-]*"
@@ -75,7 +74,6 @@ EDITIONS = (
         other="notebooks",
     ),
 )
-
 
 ANY_MACHINE = "any-machine"
 """Tag of the title cell of a lesson that asks for no GPU in any edition."""
@@ -246,24 +244,16 @@ def _add_banner(cells: list[NotebookNode], lesson: str, edition: Edition):
 
 
 def _set_profile(cells: list[NotebookNode], lesson: str, profile: str):
-    tagged = [c for c in cells if "parameters" in c.metadata.get("tags", ())]
-    for cell in tagged:
-        for node in ast.parse(cell.source).body:
-            if isinstance(node, ast.AnnAssign) and node.target.id == "PROFILE":
-                cell.source = _replace(cell.source, node.value, profile)
+    for cell in cells:
+        if "parameters" in cell.metadata.get("tags", ()):
+            line = rf'\g<1>"{profile}"'
+            cell.source, found = PROFILE_LINE.subn(line, cell.source)
+            if found:
                 return
     raise LabError(
         f'sources/{lesson}.py needs one cell tagged "parameters" with the '
         'line `PROFILE: str = "lite"`.'
     )
-
-
-def _replace(source: str, node: ast.expr, value: str) -> str:
-    lines = source.split("\n")
-    line = lines[node.lineno - 1]
-    before, after = line[: node.col_offset], line[node.end_col_offset :]
-    lines[node.lineno - 1] = before + json.dumps(value) + after
-    return "\n".join(lines)
 
 
 def _keep_outputs(notebook: NotebookNode, committed: NotebookNode) -> None:

@@ -15,24 +15,25 @@ import pandas as pd
 from IPython.display import HTML, display
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 from pandas.io.formats.style import Styler
 
 from grpo_lab.evaluation import Answer, Evaluation, compare, wilson_interval
-from grpo_lab.files import read_json
 from grpo_lab.grid import Grid, Run
-from grpo_lab.grid.halving import STOPPED, Rung, read_rungs
 from grpo_lab.profiles import RunSettings, run_names
 from rewards import gold_answer
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
 """Of the models, in order; told apart by colour-blind readers (Okabe, Ito)."""
 
-MEMBER_COLOURS = (*COLOURS, "#E69F00", "#56B4E9", "#000000")
-"""Of the members of a population, in the order of birth."""
+GREY = "#888888"
+"""Of the base model."""
 
 LINES = ("-", "--", ":", "-.")
 """Of the runs of one model, in order."""
+
+PERCENT = PercentFormatter(1, decimals=0)
+"""Of an axis of shares."""
 
 DPI = 72
 """Pixels an inch: as wide as a notebook's column, and small to commit."""
@@ -53,7 +54,6 @@ HEALTH = {
 }
 """Panels of `health_curves`: columns of metrics.csv, and their titles."""
 
-
 TEXT = {
     "text-align": "left",
     "vertical-align": "top",
@@ -61,6 +61,11 @@ TEXT = {
 }
 """How text stands in a table: line breaks are kept."""
 
+CELLS = [
+    {"selector": "th", "props": "text-align: left"},
+    {"selector": "td, th", "props": "padding: 3px 10px; vertical-align: top"},
+]
+"""How heads and cells stand in a table."""
 
 NO_MATH = 'class="tex2jax_ignore mathjax_ignore"'
 """Keeps "$12 and $5" in a question from being set as a formula."""
@@ -74,15 +79,7 @@ def table(frame: pd.DataFrame, formats: dict | None = None) -> Styler:
         .set_table_attributes(NO_MATH)
         .format(formats or {}, na_rep="-", escape="html")
         .set_properties(subset=text, **TEXT)
-        .set_table_styles(
-            [
-                {"selector": "th", "props": "text-align: left"},
-                {
-                    "selector": "td, th",
-                    "props": "padding: 3px 10px; vertical-align: top",
-                },
-            ]
-        )
+        .set_table_styles(CELLS)
     )
 
 
@@ -111,10 +108,7 @@ def reward_table(
     for part, reward in zip(parts, rewards, strict=True):
         frame[part] = reward(texts, answer=golds)
     frame["total"] = frame[parts].sum(axis=1)
-    styled = table(frame, {part: "{:.2f}" for part in [*parts, "total"]})
-    return styled.set_properties(
-        subset=["text"], **{"font-family": "monospace"}
-    ).background_gradient(subset=["total"], cmap="Greens", vmin=0, vmax=6)
+    return _scored(frame, [*parts, "total"], ["total"])
 
 
 def reward_totals(
@@ -147,18 +141,24 @@ def reward_totals_table(totals: pd.DataFrame) -> Styler:
     """`reward_totals` as a table; a long text loses its middle."""
     names = list(totals.columns[2:])
     shown = totals.assign(text=[_shortened(text) for text in totals["text"]])
-    styled = table(shown, {name: "{:.2f}" for name in names})
-    return styled.set_properties(
-        subset=["text"], **{"font-family": "monospace"}
-    ).background_gradient(subset=names, cmap="Greens", vmin=0, vmax=6)
+    return _scored(shown, names, names)
+
+
+def _scored(frame: pd.DataFrame, scores: list, coloured: list) -> Styler:
+    """A table of texts and scores, the darker the higher."""
+    return (
+        table(frame, dict.fromkeys(scores, "{:.2f}"))
+        .set_properties(subset=["text"], **{"font-family": "monospace"})
+        .background_gradient(subset=coloured, cmap="Greens", vmin=0, vmax=6)
+    )
 
 
 def _shortened(text: str) -> str:
-    if len(text) <= 2 * SHOWN_SIDE:
+    middle = len(text) - 2 * SHOWN_SIDE
+    if middle <= 0:
         return text
-    left_out = len(text) - 2 * SHOWN_SIDE
     start, end = text[:SHOWN_SIDE], text[-SHOWN_SIDE:]
-    return f"{start}\n[{left_out} more characters]\n{end}"
+    return f"{start}\n[{middle} more characters]\n{end}"
 
 
 def reward_totals_figure(totals: pd.DataFrame) -> Figure:
@@ -169,21 +169,14 @@ def reward_totals_figure(totals: pd.DataFrame) -> Figure:
     lies to the right of it is paid more.
     """
     count, names = len(totals), list(totals.columns[2:])
-    figure, axis = plt.subplots(
-        figsize=(10, 0.35 * count + 1.3), dpi=DPI, layout="constrained"
-    )
+    figure, axis = subplots(0.35 * count + 1.3)
     heights = range(count - 1, -1, -1)
     looks = list(zip(names, cycle(COLOURS), cycle("os^D"), strict=False))
     for at, (name, colour, mark) in enumerate(looks):
         shift = 0.24 * ((len(names) - 1) / 2 - at)
-        axis.plot(
-            totals[name],
-            [height + shift for height in heights],
-            linestyle="",
-            marker=mark,
-            color=colour,
-            label=name,
-        )
+        style = {"color": colour, "marker": mark, "linestyle": ""}
+        places = [height + shift for height in heights]
+        axis.plot(totals[name], places, label=name, **style)
         axis.axvline(totals[name].iloc[0], color=colour, linestyle=":")
     axis.set_yticks(heights, list(totals["completion"]))
     axis.margins(y=0.06)
@@ -191,8 +184,7 @@ def reward_totals_figure(totals: pd.DataFrame) -> Figure:
     axis.set_xlabel(f"sum of the parts; dotted: {first}")
     axis.grid(alpha=0.3)
     figure.legend(loc="outside upper center", ncols=len(names))
-    plt.close(figure)
-    return figure
+    return closed(figure)
 
 
 def short_name(reward: Callable | str) -> str:
@@ -302,11 +294,27 @@ def _number(value: float | None) -> str:
     return "-" if value is None or pd.isna(value) else f"{value:.2f}"
 
 
+def subplots(height: float, rows: int = 1, columns: int = 1) -> tuple:
+    """A figure as wide as a notebook's column, and its axes."""
+    return plt.subplots(
+        rows, columns, figsize=(10, height), dpi=DPI, layout="constrained"
+    )
+
+
+def closed(figure: Figure) -> Figure:
+    plt.close(figure)
+    return figure
+
+
+def _step_axis(axis: Axes) -> None:
+    axis.grid(alpha=0.3)
+    axis.set_xlabel("step", fontsize=8)
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
 def reward_curves(grid: Grid, rewards: Sequence[Callable]) -> Figure:
     """The reward of every run over its steps: the sum, then each part."""
-    panels = {"reward": "Reward (sum of the parts)"}
-    panels |= {r.__name__: short_name(r).capitalize() for r in rewards}
-    return _curves(grid.runs, panels)
+    return _curves(grid.runs, _reward_panels(rewards))
 
 
 def health_curves(grid: Grid) -> Figure:
@@ -316,49 +324,56 @@ def health_curves(grid: Grid) -> Figure:
 
 def run_curves(run: Run, rewards: Sequence[Callable]) -> Figure:
     """All about one run: its reward, the parts, and whether it is healthy."""
-    panels = {"reward": "Reward (sum of the parts)"}
-    panels |= {r.__name__: short_name(r).capitalize() for r in rewards}
-    return _curves([run], panels | HEALTH)
+    return _curves([run], _reward_panels(rewards) | HEALTH)
+
+
+def _reward_panels(rewards: Sequence[Callable]) -> dict[str, str]:
+    parts = {r.__name__: short_name(r).capitalize() for r in rewards}
+    return {"reward": "Reward (sum of the parts)"} | parts
 
 
 def _curves(every_run: Sequence[Run], panels: dict[str, str]) -> Figure:
-    height = -(-len(panels) // 3)
-    figure, axes = plt.subplots(
-        height,
-        3,
-        figsize=(10, 2.5 * height + 0.5),
-        dpi=DPI,
-        layout="constrained",
-    )
     styles = run_styles(every_run)
     runs = [run for run in every_run if len(run.metrics)]
-    for axis, (column, title) in zip(axes.flat, panels.items(), strict=False):
+
+    def draw(axis: Axes, column: str) -> None:
         for run in runs:
-            _curve(axis, run, column, styles[run.name])
+            _curve(axis, run.metrics, column, run.name, styles[run.name])
+
+    return panel_figure(panels, draw, legend_columns=2)
+
+
+def panel_figure(
+    panels: dict[str, str], draw: Callable, legend_columns: int
+) -> Figure:
+    """Panels of columns of metrics, three in a row, with one legend."""
+    rows = -(-len(panels) // 3)
+    figure, axes = subplots(2.5 * rows + 0.5, rows, 3)
+    for axis, (column, title) in zip(axes.flat, panels.items(), strict=False):
+        draw(axis, column)
         axis.set_title(title, fontsize=10)
         if column.startswith("reward") or column.endswith("_reward"):
             axis.set_ylim(bottom=0)
         if column.endswith("_share"):
             axis.set_ylim(-0.03, 1.03)
-        axis.grid(alpha=0.3)
-        axis.set_xlabel("step", fontsize=8)
-        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         axis.tick_params(labelsize=8)
+        _step_axis(axis)
     for axis in list(axes.flat)[len(panels) :]:
         axis.axis("off")
     handles, labels = axes.flat[0].get_legend_handles_labels()
-    figure.legend(
-        handles, labels, loc="outside lower center", ncols=2, fontsize=9
-    )
-    plt.close(figure)
-    return figure
+    style = {"ncols": legend_columns, "fontsize": 9}
+    figure.legend(handles, labels, loc="outside lower center", **style)
+    return closed(figure)
 
 
-def _curve(axis: Axes, run: Run, column: str, style: dict) -> None:
-    steps, raw = run.metrics["step"], run.metrics[column]
+def _curve(
+    axis: Axes, metrics: pd.DataFrame, column: str, name: str, style: dict
+) -> None:
+    """A column over the steps: as it is, pale, and its moving average."""
+    raw = metrics[column]
     smooth = raw.rolling(SMOOTHING, min_periods=1).mean()
-    axis.plot(steps, raw, alpha=0.25, **style)
-    axis.plot(steps, smooth, label=run.name, **style)
+    axis.plot(metrics["step"], raw, alpha=0.25, **style)
+    axis.plot(metrics["step"], smooth, label=name, **style)
 
 
 def run_styles(runs: Sequence[Run]) -> dict[str, dict]:
@@ -442,36 +457,28 @@ def _points(row: dict) -> str:
 def leaderboard_figure(leaderboard: pd.DataFrame) -> Figure:
     """Accuracy before and after each run, with 95 % intervals."""
     count = len(leaderboard)
-    figure, axis = plt.subplots(
-        figsize=(10, 0.55 * count + 1.1), dpi=DPI, layout="constrained"
-    )
+    figure, axis = subplots(0.55 * count + 1.1)
     for at, row in enumerate(leaderboard.to_dict("records")):
         y = count - 1 - at
         for name, colour, shift in (
-            ("before", "#888888", 0.12),
+            ("before", GREY, 0.12),
             ("after", COLOURS[0], -0.12),
         ):
+            below = row[name] - row[f"{name}_low"]
+            above = row[f"{name}_high"] - row[name]
+            style = {"fmt": "o", "color": colour, "capsize": 3}
+            style["label"] = name if at == 0 else None
             axis.errorbar(
-                row[name],
-                y + shift,
-                xerr=[
-                    [row[name] - row[f"{name}_low"]],
-                    [row[f"{name}_high"] - row[name]],
-                ],
-                fmt="o",
-                color=colour,
-                capsize=3,
-                label=name if at == 0 else None,
+                row[name], y + shift, xerr=[[below], [above]], **style
             )
     axis.set_yticks(range(count - 1, -1, -1), list(leaderboard["run"]))
     axis.set_xlim(0, 1)
     axis.margins(y=0.12)
     axis.set_xlabel("greedy held-out accuracy, with 95 % intervals")
-    axis.xaxis.set_major_formatter(lambda x, _: f"{x:.0%}")
+    axis.xaxis.set_major_formatter(PERCENT)
     axis.grid(alpha=0.3, axis="x")
     axis.legend(loc="best")
-    plt.close(figure)
-    return figure
+    return closed(figure)
 
 
 def comparison_table(before: Evaluation, after: Evaluation) -> Styler:
@@ -480,32 +487,32 @@ def comparison_table(before: Evaluation, after: Evaluation) -> Styler:
     Shares come with their 95 % Wilson intervals, the difference of two
     shares with that of the paired comparison.
     """
+    heads = (
+        "on the held-out questions", "before", "after", "difference in points",
+    )  # fmt: skip
+    shares = {
+        "tagged": "answers in the asked-for form",
+        "correct": "right answers",
+        "truncated": "answers cut at the limit",
+    }
     rows = [
-        {
-            "on the held-out questions": title,
-            "before": _percent(_share(before, by), "share"),
-            "after": _percent(_share(after, by), "share"),
-            "difference in points": _points(_paired(before, after, by)),
-        }
-        for by, title in (
-            ("tagged", "answers in the asked-for form"),
-            ("correct", "right answers"),
-            ("truncated", "answers cut at the limit"),
+        (
+            title,
+            _percent(_share(before, by), "share"),
+            _percent(_share(after, by), "share"),
+            _points(_paired(before, after, by)),
         )
+        for by, title in shares.items()
     ]
+    means = {
+        "mean_tokens": ("tokens per answer", ".1f"),
+        "seconds_per_answer": ("seconds per answer", ".3f"),
+    }
     rows += [
-        {
-            "on the held-out questions": title,
-            "before": f"{getattr(before, name):.{digits}f}",
-            "after": f"{getattr(after, name):.{digits}f}",
-            "difference in points": "",
-        }
-        for name, title, digits in (
-            ("mean_tokens", "tokens per answer", 1),
-            ("seconds_per_answer", "seconds per answer", 3),
-        )
+        (title, *(f"{getattr(one, by):{form}}" for one in (before, after)), "")
+        for by, (title, form) in means.items()
     ]
-    return table(pd.DataFrame(rows))
+    return table(pd.DataFrame(rows, columns=heads))
 
 
 def _share(evaluation: Evaluation, by: str) -> dict:
@@ -533,17 +540,13 @@ def reward_and_accuracy(
         runs: a name for each run, the run itself, and its evaluations by
             optimiser step; see `evaluation.evaluate_snapshots`.
     """
-    figure, (paid, able) = plt.subplots(
-        1, 2, figsize=(10, 3.2), dpi=DPI, layout="constrained"
-    )
+    figure, (paid, able) = subplots(3.2, columns=2)
     looks = zip(runs.items(), cycle(COLOURS), cycle(LINES), strict=False)
     for (name, (run, judged)), colour, line in looks:
         style = {"color": colour, "linestyle": line}
-        steps, raw = run.metrics["step"], run.metrics["reward"]
-        raw = raw / (raw.head(SMOOTHING).mean() or 1.0)
-        paid.plot(steps, raw, alpha=0.25, **style)
-        smooth = raw.rolling(SMOOTHING, min_periods=1).mean()
-        paid.plot(steps, smooth, label=name, **style)
+        first = run.metrics["reward"].head(SMOOTHING).mean() or 1.0
+        scaled = run.metrics.assign(reward=run.metrics["reward"] / first)
+        _curve(paid, scaled, "reward", name, style)
         accuracy = [one.accuracy for one in judged.values()]
         bounds = zip(*(one.interval for one in judged.values()), strict=True)
         able.plot(list(judged), accuracy, marker="o", **style)
@@ -552,14 +555,11 @@ def reward_and_accuracy(
     able.set_title("What it can do: held-out accuracy", fontsize=10)
     paid.set_ylim(bottom=0)
     able.set_ylim(0, 1)
-    able.yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
+    able.yaxis.set_major_formatter(PERCENT)
     for axis in (paid, able):
-        axis.grid(alpha=0.3)
-        axis.set_xlabel("step", fontsize=8)
-        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+        _step_axis(axis)
     figure.legend(loc="outside lower center", ncols=2, fontsize=9)
-    plt.close(figure)
-    return figure
+    return closed(figure)
 
 
 def answers_table(
@@ -596,276 +596,3 @@ def answers_table(
 def _verdict(answer: Answer) -> str:
     verdict = "RIGHT" if answer.correct else "WRONG"
     return f"{answer.text}\n[{verdict}]"
-
-
-def status_table(now: dict) -> Styler:
-    """How an experiment stands, in one line; see `arena.experiment.status`."""
-    row = {
-        "status": now["status"],
-        "what it is doing": now["doing"] or "-",
-        "its step": f"{now['step']} of {now['steps'] or '?'}",
-        "reward of that step": now.get("reward"),
-        "note": now["reason"] or now.get("warning") or "-",
-    }
-    return table(pd.DataFrame([row]), {"reward of that step": "{:.2f}"})
-
-
-def lineage_table(lineage: pd.DataFrame) -> Styler:
-    """Who descends from whom; see `arena.records.lineage`.
-
-    A copy's own change stands in the generation in which it was born.
-    """
-    frame = pd.DataFrame(
-        [
-            {
-                "generation": row["generation"],
-                "step": row["step"],
-                "rank": row["rank"],
-                "member": row["member"],
-                "came from": _origin(row),
-                "learning rate": f"{row['learning_rate']:.3g}",
-                "beta": f"{row['beta']:.3g}",
-                "accuracy": (
-                    f"{row['accuracy']:.0%} "
-                    f"[{100 * row['low']:.0f}, {100 * row['high']:.0f}]"
-                ),
-                "mean reward": row["mean_reward"],
-            }
-            for row in lineage.to_dict("records")
-        ]
-    )
-    return table(frame, {"mean reward": "{:.2f}"})
-
-
-def _origin(row: dict) -> str:
-    if row["born"] < row["generation"]:
-        return "itself"
-    if pd.isna(row["parent"]):
-        return "the base model"
-    return f"copy of {row['parent']}" + (
-        f", {row['change']}" if row["change"] else ", unchanged"
-    )
-
-
-def lineage_figure(lineage: pd.DataFrame, base: float) -> Figure:
-    """The accuracy of each member, each copy joined to its parent.
-
-    Args:
-        lineage: see `arena.records.lineage`.
-        base: accuracy of the base model on the same questions, 0 to 1.
-    """
-    figure, axis = plt.subplots(
-        figsize=(10, 3.6), dpi=DPI, layout="constrained"
-    )
-    axis.axhline(base, color="#888888", linestyle=":", label="base model")
-    at = lineage.set_index(["member", "step"])["accuracy"].to_dict()
-    looks = zip(lineage.groupby("member"), cycle(MEMBER_COLOURS), strict=False)
-    for place, ((member, rows), colour) in enumerate(looks):
-        first = rows.iloc[0]
-        steps, accuracy = list(rows["step"]), list(rows["accuracy"])
-        # Members measured at one step would hide each other's intervals.
-        shift = 0.12 * (place % 4 - 1.5)
-        axis.errorbar(
-            [step + shift for step in steps],
-            accuracy,
-            yerr=[
-                rows["accuracy"] - rows["low"],
-                rows["high"] - rows["accuracy"],
-            ],
-            marker="os^D"[place % 4],
-            color=colour,
-            capsize=3,
-            label=f"member {member}, lr {first['learning_rate']:.3g}, "
-            f"beta {first['beta']:.3g}",
-        )
-        born = lineage[lineage["generation"] < first["generation"]]
-        if not pd.isna(first["parent"]) and len(born):
-            start = born["step"].max()
-            axis.plot(
-                [start, steps[0] + shift],
-                [at[(first["parent"], start)], accuracy[0]],
-                color=colour,
-                linestyle="--",
-                linewidth=1,
-            )
-    _accuracy_axis(axis, "optimiser step of each member")
-    figure.legend(loc="outside right upper", fontsize=8)
-    plt.close(figure)
-    return figure
-
-
-def budget_figure(lineages: dict[str, pd.DataFrame], base: float) -> Figure:
-    """The best member's accuracy over the completions that were paid for.
-
-    Args:
-        lineages: a name for each experiment, and its lineage.
-        base: accuracy of the base model on the same questions, 0 to 1.
-    """
-    figure, axis = plt.subplots(
-        figsize=(10, 3.2), dpi=DPI, layout="constrained"
-    )
-    looks = zip(lineages.items(), cycle(COLOURS), cycle("os^D"), strict=False)
-    for (name, lineage), colour, mark in looks:
-        best = lineage[lineage["rank"] == 1]
-        spent = [0, *best["completions"]]
-        axis.plot(
-            spent,
-            [base, *best["accuracy"]],
-            marker=mark,
-            color=colour,
-            label=name,
-        )
-        axis.fill_between(
-            best["completions"],
-            best["low"],
-            best["high"],
-            color=colour,
-            alpha=0.15,
-        )
-    _accuracy_axis(axis, "completions written")
-    axis.legend(loc="lower right")
-    plt.close(figure)
-    return figure
-
-
-def _accuracy_axis(axis: Axes, what: str) -> None:
-    axis.set_ylim(0, 1.02)
-    axis.set_ylabel("accuracy (questions that rank)", fontsize=9)
-    axis.yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
-    axis.set_xlabel(what, fontsize=9)
-    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axis.grid(alpha=0.3)
-
-
-def population_curves(metrics: pd.DataFrame) -> Figure:
-    """Reward, spread and truncation of every member over its steps.
-
-    Args:
-        metrics: see `arena.records.metrics`.
-    """
-    panels = {
-        "reward": "Reward",
-        "zero_spread_share": HEALTH["zero_spread_share"],
-        "truncated_share": HEALTH["truncated_share"],
-    }
-    figure, axes = plt.subplots(
-        1, 3, figsize=(10, 3), dpi=DPI, layout="constrained"
-    )
-    for axis, (column, title) in zip(axes, panels.items(), strict=True):
-        looks = zip(
-            metrics.groupby("member"), cycle(MEMBER_COLOURS), cycle("os^D"),
-            strict=False,
-        )  # fmt: skip
-        for (member, rows), colour, mark in looks:
-            axis.plot(
-                rows["step"],
-                rows[column],
-                color=colour,
-                marker=mark,
-                markersize=3,
-                label=f"member {member}",
-            )
-        axis.set_title(title, fontsize=10)
-        axis.set_ylim(bottom=0)
-        if column.endswith("_share"):
-            axis.set_ylim(-0.03, 1.03)
-        axis.grid(alpha=0.3)
-        axis.set_xlabel("step", fontsize=8)
-        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=6)
-    plt.close(figure)
-    return figure
-
-
-# --- Many workers -----------------------------------------------------------
-
-
-def starts_table(grid: Grid) -> Styler:
-    """Where each run ran: a row for every time that it was started."""
-    rows = []
-    for run in grid.runs:
-        starts = read_json(run.directory / "environment.json") or []
-        for number, start in enumerate(starts, start=1):
-            row = {"run": run.name, "start": f"{number} of {len(starts)}"}
-            row["from step"] = start.get("step")
-            row["at"] = start["time"][11:19]
-            row["host"] = start["host"]
-            row["process"] = str(start["process"])
-            row["threads"] = start["threads"]
-            rows.append(row)
-    return table(pd.DataFrame(rows))
-
-
-def timeline(live: LiveTable, rungs: Sequence[int] = ()) -> Figure:
-    """Which run was at which step when, as a live table was told.
-
-    A line that rests is a run whose worker was lost, until another worker has
-    taken it up; one that ends early was stopped. Runs that keep pace lie one
-    on the other, the later ones thinner.
-
-    Args:
-        live: the table that the grid filled in.
-        rungs: steps at which runs were compared, drawn as dotted lines.
-    """
-    figure, axis = plt.subplots(
-        figsize=(10, 3.2), dpi=DPI, layout="constrained"
-    )
-    looks = zip(live.seen.items(), cycle(MEMBER_COLOURS), strict=False)
-    for at, ((name, told), colour) in enumerate(looks):
-        if told:
-            seconds, steps = zip(*told, strict=True)
-            axis.plot(
-                seconds,
-                steps,
-                color=colour,
-                marker="os^D"[at % 4],
-                markersize=(9, 7, 5, 3)[at % 4],
-                linewidth=(4, 3, 2, 1)[at % 4],
-                label=name,
-            )
-    for rung in rungs:
-        axis.axhline(rung, color="#888888", linestyle=":")
-    axis.set_xlim(left=0)
-    axis.set_ylim(bottom=0)
-    axis.set_xlabel("seconds since the grid was started", fontsize=9)
-    axis.set_ylabel("step", fontsize=9)
-    axis.yaxis.set_major_locator(MaxNLocator(integer=True))
-    axis.grid(alpha=0.3)
-    figure.legend(loc="outside lower center", ncols=2, fontsize=9)
-    plt.close(figure)
-    return figure
-
-
-def halving_table(grid: Grid) -> Styler:
-    """What each run had reached at each rung, and what became of it."""
-    found = {run.name: read_rungs(run.directory) for run in grid.runs}
-    steps = sorted({rung.step for rungs in found.values() for rung in rungs})
-    rows = []
-    for run in grid.runs:
-        told = {rung.step: _rung(rung) for rung in found[run.name]}
-        row = {"run": run.name}
-        row |= {f"at step {step}": told.get(step, "-") for step in steps}
-        rows.append(row | {"made": f"{run.steps} steps"})
-    return table(pd.DataFrame(rows))
-
-
-def _rung(rung: Rung) -> str:
-    if rung.cutoff is None:
-        return f"{rung.accuracy:.1%}, the first here: goes on"
-    verb = "stopped" if rung.decision == STOPPED else "goes on"
-    least = f"{rung.cutoff:.1%} needed"
-    return f"{rung.accuracy:.1%}, {least} ({rung.compared} here): {verb}"
-
-
-def plan_table(plans: pd.DataFrame) -> Styler:
-    """Simulated plans; see `grid.simulation.table`."""
-    hours = "{:,.1f}" if plans["worker hours"].max() >= 24 else "{:.2f}"
-    formats = {
-        "hours": hours,
-        "worker hours": hours,
-        "cost": "{:,.0f}",
-        "share of all steps": "{:.0%}",
-        "busy": "{:.0%}",
-    }
-    return table(plans, {k: v for k, v in formats.items() if k in plans})

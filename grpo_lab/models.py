@@ -520,8 +520,8 @@ def _locate(name: str) -> tuple[str, str]:
     if known:
         raise LabError(
             f"The weights of {name} are missing from this installation. "
-            "Install the project again, or train them in about 25 minutes: "
-            f"python -m grpo_lab.pocket.train {name}"
+            "Install the project again, or train them in the repository, in "
+            f"about 25 minutes: python -m tools.pocket_train {name}"
         )
     if name and folder.exists():
         raise LabError(

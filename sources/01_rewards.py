@@ -398,16 +398,16 @@ figures.table(learned[::2], formats)
 # say. Which advantages does it give?
 
 # %%
-from grpo_lab import trl_numbers
+from grpo_lab import trl_reference
 
-theirs = torch.tensor(trl_numbers.advantages(rewards.tolist()))
+theirs = torch.tensor(trl_reference.advantages(rewards.tolist()))
 print("TRL ", theirs)
 print("ours", advantages)
 
 advantage_gap = (theirs - advantages).abs().max().item()
 assert advantage_gap < 1e-6
 assert (theirs - deviations / (population + 1e-4)).abs().max() > 0.1
-assert trl_numbers.advantages(even.tolist()) == [0.0, 0.0, 0.0, 0.0]
+assert trl_reference.advantages(even.tolist()) == [0.0, 0.0, 0.0, 0.0]
 
 # %% [markdown]
 # They differ by less than a millionth, and the other standard deviation would
@@ -415,7 +415,7 @@ assert trl_numbers.advantages(even.tolist()) == [0.0, 0.0, 0.0, 0.0]
 # log-probabilities and advantages.
 
 # %%
-their_loss = trl_numbers.loss(
+their_loss = trl_reference.loss(
     [row.tolist() for row in logps], advantages.tolist()
 )
 loss_gap = abs(their_loss.value - loss.item())
@@ -708,7 +708,7 @@ for new, old, name in zip(again, logps, completions, strict=True):
     print(f"{new.grad[0]:+.4f}, above {old.grad[0]:+.4f}  {name}")
 
 # %%
-their_paper = trl_numbers.loss(
+their_paper = trl_reference.loss(
     [row.tolist() for row in logps], advantages.tolist(), loss_type="grpo"
 )
 assert abs(paper.item()) < 1e-6

@@ -102,7 +102,7 @@ print(f"Profile {profile.name}.")
 # %%
 import pandas as pd
 
-from grpo_lab import figures
+from grpo_lab import figures, figures_scale
 from grpo_lab.arena import LocalArena
 
 arena = LocalArena(output_dir / "arena")
@@ -386,10 +386,11 @@ figures.table(findings)
 from IPython.display import display
 
 shown = display(
-    figures.status_table(arena.experiment_status(NAME)), display_id=True
+    figures_scale.status_table(arena.experiment_status(NAME)),
+    display_id=True,
 )
 for now in arena.watch_experiment(NAME):
-    shown.update(figures.status_table(now))
+    shown.update(figures_scale.status_table(now))
 
 assert now["status"] == "done", now["reason"]
 
@@ -401,7 +402,7 @@ assert now["status"] == "done", now["reason"]
 metrics_file = arena.download_experiment_metrics(NAME, output_dir)
 metrics = pd.read_csv(metrics_file)
 print(textwrap.fill(", ".join(metrics.columns), 79))
-figures.population_curves(metrics)
+figures_scale.population_curves(metrics)
 
 # %% [markdown]
 # As in lesson 3: a share **without spread** near 1 means steps that teach
@@ -417,7 +418,7 @@ figures.population_curves(metrics)
 
 # %%
 lineage = arena.experiment_lineage(NAME)
-figures.lineage_table(lineage)
+figures_scale.lineage_table(lineage)
 
 # %% [markdown]
 # The same as a picture. A dashed line joins a copy to the parent that it began
@@ -429,7 +430,7 @@ from grpo_lab.files import read_json
 folder = arena.home / "experiments" / NAME
 answers = read_json(folder / "base.json")["answers"]
 base = sum(answer["correct"] for answer in answers) / len(answers)
-figures.lineage_figure(lineage, base)
+figures_scale.lineage_figure(lineage, base)
 
 # %% [markdown]
 # Three things to look for:
@@ -486,7 +487,9 @@ print(f"{now['status']}: {len(steps)} steps, each made once")
 
 # %%
 control_lineage = arena.experiment_lineage(CONTROL)
-figures.budget_figure({"evolution": lineage, "control": control_lineage}, base)
+figures_scale.budget_figure(
+    {"evolution": lineage, "control": control_lineage}, base
+)
 
 # %% [markdown]
 # At equal completions the control has made more steps, so it can rise earlier,

@@ -86,7 +86,7 @@ ADDRESS: str = ""  # of a Ray cluster, such as auto; "": this machine alone
 CPUS: float = 1.0  # CPU cores for each run
 GPUS: float = 0.0  # GPUs for each run; 0: one, where there are any
 STORAGE: str = ""  # such as s3://bucket/folder, if no disk is shared
-PRICE_PER_GPU_HOUR: float = 2.0  # an assumption: put in yours
+PRICE_PER_GPU_HOUR: float = 2.0  # in US dollars, assumed: put in yours
 SEED: int = 42  # of the adapters, the rollouts and the choice of questions
 OUTPUT_DIR: str = "runs/05_scale_out"  # every file is written below it
 
@@ -119,7 +119,7 @@ print(f"Profile {profile.name}: {len(settings)} runs.")
 # disk would stop us here.
 
 # %%
-from grpo_lab import data, figures, grid
+from grpo_lab import data, figures, figures_scale, grid
 from rewards import FIVE_PART
 
 splits = data.load_splits(
@@ -276,7 +276,7 @@ print(f"with {trained:.0f} s of training in them.")
 # saw it. The line that rests is the run whose worker was killed.
 
 # %%
-figures.timeline(live)
+figures_scale.timeline(live)
 
 # %% [markdown]
 # Where did they run? A row for each start of a run, with the step of the
@@ -285,7 +285,7 @@ figures.timeline(live)
 # next one, so a process can come twice.
 
 # %%
-figures.starts_table(results)
+figures_scale.starts_table(results)
 
 # %% [markdown]
 # All about a run lies in its directory, as in lesson 3. What a worker prints
@@ -481,7 +481,7 @@ halved = grid.Grid(halved_dir, planned)
 print(f"{len(halved.done)} done, {len(halved.stopped)} stopped early")
 
 # %%
-figures.timeline(live, rungs)
+figures_scale.timeline(live, rungs)
 
 # %% [markdown]
 # What each run had reached at each rung, what was needed there when it
@@ -489,7 +489,7 @@ figures.timeline(live, rungs)
 # a factor of 2, the median of those before it.
 
 # %%
-figures.halving_table(halved)
+figures_scale.halving_table(halved)
 
 # %% [markdown]
 # The decisions lie in `rungs.json` of each run, so a grid that is killed goes
@@ -823,24 +823,17 @@ figures.table(pd.DataFrame(rows, columns=["assumption", "value", "from"]))
 def plans(assumptions: dict, first: int) -> pd.DataFrame:
     """A row for each number of runs and of workers, with and without."""
     known = {name: value for name, (value, _) in assumptions.items()}
-    tables = [
-        simulation.table(
-            [runs],
-            [workers],
-            simulation.Assumptions(**known),
-            halving=(first, FACTOR),
-            seed=SEED,
-        )
+    return pd.DataFrame(
+        simulation.simulate(runs, workers, halving=halving, seed=SEED, **known)
         for runs in (4, 64, 512)
         for workers in (1, 8, 64)
         if workers <= runs
-    ]
-    return pd.concat(tables, ignore_index=True)
+        for halving in (None, grid.Halving(first, FACTOR))
+    )
 
 
 plan_here = plans(here, first_rung)
-shown = plan_here if price else plan_here.drop(columns="cost")
-figures.plan_table(shown)
+figures_scale.plan_table(plan_here)
 
 # %% [markdown]
 # How to read it:
@@ -879,7 +872,7 @@ figures.table(pd.DataFrame(rows, columns=["assumption", "value", "from"]))
 
 # %%
 plan_full = plans(estimated, full_steps // 4)
-figures.plan_table(plan_full)
+figures_scale.plan_table(plan_full)
 
 # %% [markdown]
 # With many runs halving saves about half of the steps here, with four of them
@@ -971,12 +964,10 @@ cost = {}
 for name, (share, lost) in cases.items():
     known["price_per_worker_hour"] = PRICE_PER_GPU_HOUR * share
     known["lost_per_worker_hour"] = lost
-    plan = simulation.simulate(
-        64, 8, simulation.Assumptions(**known), seed=SEED
-    )
-    cost[name] = plan.cost
-    print(f"{name}: {plan.cost:.0f}, {plan.lost_workers} lost, ", end="")
-    print(f"{plan.hours:.1f} h")
+    plan = simulation.simulate(64, 8, seed=SEED, **known)
+    cost[name] = plan["cost in USD"]
+    print(f"{name}: {cost[name]:.0f} USD, ", end="")
+    print(f"{plan['lost workers']} lost, {plan['hours']:.1f} h")
 
 # %%
 if PRICE_PER_GPU_HOUR:

@@ -71,7 +71,7 @@ def no_handler_left():
 
 def make_tiny_model(folder: Path, family: str) -> Path:
     """A freshly initialised model with its tokenizer, as a local folder."""
-    from grpo_lab.pocket.train import Recipe, build_model, build_tokenizer
+    from tools.pocket_train import Recipe, build_model, build_tokenizer
 
     recipe = Recipe(name=folder.name, family=family, **TINY)
     tokenizer = build_tokenizer(recipe)

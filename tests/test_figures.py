@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from fake_grid import graded, written
 
-from grpo_lab import figures, grid
+from grpo_lab import figures, figures_scale, grid
 from grpo_lab.evaluation import Answer, Evaluation
 from grpo_lab.profiles import RunSettings
 from grpo_lab.training import METRICS
@@ -432,14 +432,14 @@ FAMILY = lineage_of(
 
 
 def test_the_lineage_says_where_each_member_came_from():
-    text = figures.lineage_table(FAMILY).to_html()
+    text = figures_scale.lineage_table(FAMILY).to_html()
     assert text.count("the base model") == 2
     assert "copy of 0, lr x1.2" in text and "itself" in text
     assert "80% [70, 80]" in text
 
 
 def test_a_copy_is_joined_to_its_parent():
-    figure = figures.lineage_figure(FAMILY, base=0.25)
+    figure = figures_scale.lineage_figure(FAMILY, base=0.25)
     [axis] = figure.axes
     dashed = [line for line in axis.lines if line.get_linestyle() == "--"]
     assert len(dashed) == 1
@@ -450,7 +450,7 @@ def test_a_copy_is_joined_to_its_parent():
 
 
 def test_a_budget_begins_at_the_base_and_shows_the_best():
-    figure = figures.budget_figure({"a": FAMILY, "b": FAMILY}, base=0.25)
+    figure = figures_scale.budget_figure({"a": FAMILY, "b": FAMILY}, base=0.25)
     [axis] = figure.axes
     first = axis.lines[0]
     assert list(first.get_xdata()) == [0, 480, 960]
@@ -467,7 +467,7 @@ def test_every_member_has_its_curve():
             "truncated_share": [0.0] * 4,
         }
     )
-    figure = figures.population_curves(metrics)
+    figure = figures_scale.population_curves(metrics)
     assert [len(axis.lines) for axis in figure.axes] == [3, 3, 3]
     colours = {line.get_color() for line in figure.axes[0].lines}
     assert len(colours) == 3
@@ -476,7 +476,7 @@ def test_every_member_has_its_curve():
 def test_the_status_of_an_experiment_fits_a_line():
     now = {"status": "running", "reason": "", "doing": "", "step": 3}
     now["steps"] = 0
-    text = figures.status_table(now).to_html()
+    text = figures_scale.status_table(now).to_html()
     assert "running" in text and "3 of ?" in text
     now |= {"steps": 8, "doing": "training member 1", "reward": 0.5}
-    assert "3 of 8" in figures.status_table(now).to_html()
+    assert "3 of 8" in figures_scale.status_table(now).to_html()

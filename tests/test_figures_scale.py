@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from fake_grid import graded, written
 
-from grpo_lab import figures, grid, profiles
+from grpo_lab import figures, figures_scale, grid, profiles
 from grpo_lab.files import read_json, write_json
 from grpo_lab.grid import simulation
 from grpo_lab.grid.halving import PROMOTED, STOPPED, Rung, note_rung, rung_path
@@ -77,7 +77,9 @@ def test_a_run_stopped_before_it_was_asked_has_no_figures(halved):
 
 
 def test_each_rung_of_each_run(halved):
-    frame = figures.halving_table(grid.load(halved)).data.set_index("run")
+    frame = figures_scale.halving_table(grid.load(halved)).data.set_index(
+        "run"
+    )
     assert list(frame) == ["at step 1", "made"]
     assert frame["at step 1"].to_dict() == {
         "pocket-qwen lr=0.001": "75.0%, the first here: goes on",
@@ -99,7 +101,7 @@ def test_every_start_has_a_row(tmp_path):
         {**start, "process": 81234, "step": 3},
     ]
     write_json(folder / "environment.json", starts)
-    styled = figures.starts_table(grid.load(tmp_path))
+    styled = figures_scale.starts_table(grid.load(tmp_path))
     assert list(styled.data["start"]) == ["1 of 2", "2 of 2"]
     assert list(styled.data["process"]) == ["7", "81234"]
     assert list(styled.data["from step"]) == [0, 3]
@@ -109,7 +111,7 @@ def test_every_start_has_a_row(tmp_path):
 
 def test_a_grid_that_never_started_has_no_starts(tmp_path):
     written(tmp_path, 1e-3, graded("+"), graded("+"))
-    assert figures.starts_table(grid.load(tmp_path)).data.empty
+    assert figures_scale.starts_table(grid.load(tmp_path)).data.empty
 
 
 class Handle:
@@ -167,7 +169,7 @@ def test_the_timeline_has_a_line_for_each_run_that_was_told(live):
     table.made -= 10
     for step in (1, 2):
         table.update(settings[1], step, 2, row(step))
-    figure = figures.timeline(table, rungs=[1])
+    figure = figures_scale.timeline(table, rungs=[1])
     [line, rung] = figure.axes[0].lines
     assert list(line.get_ydata()) == [1, 2]
     assert all(10 <= second < 11 for second in line.get_xdata())
@@ -181,15 +183,22 @@ def test_the_timeline_has_a_line_for_each_run_that_was_told(live):
     ("seconds", "hours"), [(1, r"0\.\d\d"), (36000, r"\d+\.\d")]
 )
 def test_plans_in_hours(seconds, hours):
-    assumptions = simulation.Assumptions(10, seconds, price_per_worker_hour=2)
-    plans = simulation.table([4], [2], assumptions, halving=(2, 2))
-    page = figures.plan_table(plans).to_html()
+    plans = pd.DataFrame(
+        simulation.simulate(
+            4, 2, steps=10, step_seconds=seconds, halving=halving,
+            price_per_worker_hour=2,
+        )
+        for halving in (None, grid.Halving(2))
+    )  # fmt: skip
+    page = figures_scale.plan_table(plans).to_html()
     cells = re.findall(r"<td[^>]*>(.*?)</td>", page)
-    assert len(cells) == 2 * len(plans.columns)
+    assert len(cells) == 2 * 8
     assert re.fullmatch(hours, cells[3].replace(",", ""))
     assert cells[6] == "100%"
+    assert "Simulated" in page
     # without a price there is no cost to show
-    assert figures.plan_table(plans.drop(columns="cost")).to_html()
+    free = figures_scale.plan_table(plans.assign(**{"cost in USD": 0.0}))
+    assert "cost in USD" in page and "cost in USD" not in free.to_html()
 
 
 @pytest.mark.parametrize("name", profiles.SCALE_OUT)
@@ -203,9 +212,3 @@ def test_rows_of_the_lesson_on_many_workers(name):
     assert len(steps) == 1
     rungs = grid.Halving(steps.pop() // 4).rungs(settings[0].max_steps)
     assert len(rungs) == 2
-
-
-def test_a_plan_is_shown_as_it_is():
-    assumptions = simulation.Assumptions(10, 1)
-    plans = simulation.table([1], [1], assumptions)
-    pd.testing.assert_frame_equal(figures.plan_table(plans).data, plans)

@@ -24,7 +24,6 @@ from transformers import LlamaConfig, Qwen2Config
 from grpo_lab import models, profiles
 from grpo_lab.errors import LabError
 from grpo_lab.models import MODELS, check_fits, estimate_memory, load_policy
-from grpo_lab.pocket.train import RECIPES
 from grpo_lab.profiles import (
     ALL_LINEAR,
     FIRST_RUN,
@@ -33,6 +32,7 @@ from grpo_lab.profiles import (
     RunSettings,
 )
 from grpo_lab.prompts import REASONING_PROMPT, messages
+from tools.pocket_train import RECIPES
 
 pytestmark = pytest.mark.numeric
 
@@ -144,7 +144,7 @@ def test_a_folder_without_a_model(tmp_path):
 def test_missing_pocket_weights_say_how_to_get_them(monkeypatch, tmp_path):
     monkeypatch.setattr(models, "WEIGHTS_DIR", tmp_path)
     message = refusal(load_policy, "pocket-llama")
-    assert "python -m grpo_lab.pocket.train pocket-llama" in message
+    assert "python -m tools.pocket_train pocket-llama" in message
 
 
 def test_a_pocket_model_comes_from_its_weights(

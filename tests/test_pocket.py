@@ -13,10 +13,12 @@ import torch
 
 from grpo_lab import models
 from grpo_lab.evaluation import Answer, Evaluation
-from grpo_lab.pocket import WEIGHTS_DIR, corpus, problems, target, train
+from grpo_lab.pocket import WEIGHTS_DIR, problems, target
 from grpo_lab.prompts import REASONING_PROMPT, THINK_PROMPT, messages
 from rewards import gold_number, is_correct
 from rewards.numbers import last_box
+from tools import pocket_corpus as corpus
+from tools import pocket_train as train
 
 pytestmark = pytest.mark.numeric
 
@@ -147,7 +149,8 @@ def test_one_question_in_ten_is_held_out():
 def test_a_seed_means_the_same_in_every_process():
     """Python's own hashes differ from process to process; ours must not."""
     program = (
-        "from grpo_lab.pocket import corpus, problems\n"
+        "from grpo_lab.pocket import problems\n"
+        "from tools import pocket_corpus as corpus\n"
         "from itertools import islice\n"
         "print(problems.sample(50, held_out=True, seed=9))\n"
         "print(list(islice(corpus.examples(9), 50)))\n"

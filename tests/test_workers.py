@@ -504,7 +504,8 @@ def test_close_ends_all_and_for_good(workers):
     pids = [reply.value for reply in ask(workers, ["pid"], ["keeper"])]
     workers.close()
     workers.close()
-    assert not any(psutil.pid_exists(pid) for pid in pids)
+    # The system takes a moment to bury the child of a process that is gone.
+    wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
     with pytest.raises(RewardError, match="were closed"):
         ask(workers, SAY)
 

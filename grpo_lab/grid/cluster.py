@@ -59,7 +59,7 @@ class Cluster:
         retries: times that a run goes on elsewhere after its worker was lost.
         storage: "" if all machines see the grid's directory under one path
             (one machine, NFS); else where the runs are kept between workers,
-            such as "s3://bucket/grids", see `storage.Storage`.
+            such as "s3://bucket/grids", see `storage.Mirror`.
     """
 
     address: str = ""

@@ -16,7 +16,7 @@ from grpo_lab.grid.halving import (
     note_halving,
     refuse_other_halving,
 )
-from grpo_lab.grid.mirror import Mirror
+from grpo_lab.grid.storage import Mirror
 from grpo_lab.grid.plan import plan
 from grpo_lab.grid.pool import Answer, LocalPool, ThisProcess, WorkerLost
 from grpo_lab.grid.results import Grid, load

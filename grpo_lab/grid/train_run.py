@@ -28,7 +28,7 @@ from grpo_lab.errors import LabError
 from grpo_lab.evaluation import Evaluation
 from grpo_lab.files import write_whole
 from grpo_lab.grid.halving import rung_path
-from grpo_lab.grid.mirror import Mirror
+from grpo_lab.grid.storage import Mirror
 from grpo_lab.grid.plan import refuse_full_disk
 from grpo_lab.grid.state import (
     PARENT,

@@ -1,8 +1,9 @@
 """Two embedded models, and the problems that they were trained on.
 
-`problems.py` makes the problems, `corpus.py` writes them down sloppily, the
-way a web corpus would, and `train.py` trains the models from that corpus.
-The weights in `weights/` are the result.
+`problems.py` makes the problems. In the repository `tools/pocket_corpus.py`
+writes them down sloppily, the way a web corpus would, and
+`tools/pocket_train.py` trains the models from that corpus. The weights in
+`weights/` are the result.
 """
 
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""Train the pocket models from nothing: `python -m grpo_lab.pocket.train`.
+"""Train the pocket models from nothing: `python -m tools.pocket_train`.
 
-Supervised training on the endless corpus of `corpus.py`, with the loss on
-completions and on the right sides of bare equations. Writes weights
+Supervised training on the endless corpus of `pocket_corpus.py`, with the loss
+on completions and on the right sides of bare equations. Writes weights
 (safetensors, 16 bit), tokenizer, chat template and a `training.json` with
 the settings, the losses and the time.
 """
@@ -28,8 +28,9 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from grpo_lab.pocket import WEIGHTS_DIR, corpus
+from grpo_lab.pocket import WEIGHTS_DIR
 from grpo_lab.prompts import messages
+from tools import pocket_corpus as corpus
 
 TAGS = (
     "<reasoning>", "</reasoning>", "<think>", "</think>",

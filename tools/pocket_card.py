@@ -1,4 +1,4 @@
-"""Write the model cards: `python -m grpo_lab.pocket.card`.
+"""Write the model cards: `python -m tools.pocket_card`.
 
 Its figures are read from the training's record or measured here, on held-out
 problems, with the weights as the lessons load them (4 bit).
@@ -9,9 +9,10 @@ from pathlib import Path
 
 from grpo_lab import evaluation, models
 from grpo_lab.files import read_json, write_whole
-from grpo_lab.pocket import WEIGHTS_DIR, corpus, problems
+from grpo_lab.pocket import WEIGHTS_DIR, problems
 from grpo_lab.prompts import REASONING_PROMPT, messages
 from rewards import is_correct, soft_format_reward
+from tools import pocket_corpus as corpus
 
 PROBLEMS = 1200
 """Held-out word problems on which a card's accuracies are measured."""
@@ -32,7 +33,7 @@ else.
 
 ## How it was trained
 
-From random weights, by `python -m grpo_lab.pocket.train {name}`: {steps}
+From random weights, by `python -m tools.pocket_train {name}`: {steps}
 steps of {batch_size} rows with AdamW (peak learning rate {learning_rate:g},
 seed {seed}), {minutes:.0f} minutes on {threads} CPU core. The last batch's
 loss was {loss:.2f} nats per learned token.

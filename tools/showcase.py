@@ -1,6 +1,6 @@
 """The README's picture and table, from a run: nothing in them by hand.
 
-    python -m grpo_lab.showcase runs/03_grid_search
+    python -m tools.showcase runs/03_grid_search
 
 Reads the output directory of the grid-search lesson and writes the figures
 to docs/ and the table between the two marks in README.md.

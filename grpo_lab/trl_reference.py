@@ -7,7 +7,7 @@ so that the numbers are the same everywhere, and never takes a step.
 
 Two things here are no public part of TRL: the method that rolls out and
 scores, and an attribute that its training loop sets. If a release changes
-them, tests/test_trl_numbers.py fails.
+them, tests/test_trl_reference.py fails.
 """
 
 import tempfile
