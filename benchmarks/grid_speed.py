@@ -43,8 +43,17 @@ from accelerate import Accelerator  # noqa: E402
 from scipy import stats  # noqa: E402
 from trl import GRPOTrainer  # noqa: E402
 
-from grpo_lab import data, evaluation, grid, models, training  # noqa: E402
+from grpo_lab import (  # noqa: E402
+    data,
+    evaluation,
+    grid,
+    guards,
+    memory,
+    models,
+    training,
+)
 from grpo_lab.profiles import LITE, POCKET, run_names  # noqa: E402
+from grpo_lab.prompts import longest_prompt  # noqa: E402
 from grpo_lab.speed import levers  # noqa: E402
 from grpo_lab.speed.levers import LEVERS  # noqa: E402
 from grpo_lab.speed.trainer import FastTrainer  # noqa: E402
@@ -260,7 +269,7 @@ def _plain_grid(runs, splits, folder) -> list[tuple]:
         rewards = [row["reward"] for row in logs if "reward" in row]
         found.append((judge(trainer.model), rewards))
         del trainer, model, judge
-        models.free_memory()
+        memory.free_memory()
     return found
 
 
@@ -269,11 +278,10 @@ def _plain_trainer(one, splits, folder, model, tokenizer) -> GRPOTrainer:
 
     Adapters are in 32 bit, for in 16 the learning would not be the same.
     """
-    arguments = training.grpo_config(
-        replace(one, levers=()), folder, len(splits.train)
-    )
+    plain = _resolved(replace(one, levers=()), splits, tokenizer)
+    arguments = training.grpo_config(plain, folder, len(splits.train))
     arguments.save_strategy = "no"
-    training.keep_sampling_ours(model)
+    guards.keep_sampling_ours(model)
     trainer = GRPOTrainer(
         model=model,
         reward_funcs=list(FIVE_PART),
@@ -282,14 +290,20 @@ def _plain_trainer(one, splits, folder, model, tokenizer) -> GRPOTrainer:
         processing_class=tokenizer,
         peft_config=training.lora_config(one),
     )
-    training.prepare(trainer)
+    guards.prepare(trainer)
     return trainer
 
 
 def _our_trainer(one, splits, folder, model, tokenizer) -> GRPOTrainer:
+    resolved = _resolved(one, splits, tokenizer)
     return training.build_trainer(
-        one, splits.train, FIVE_PART, folder, model, tokenizer
+        resolved, splits.train, FIVE_PART, folder, model, tokenizer
     )
+
+
+def _resolved(one, splits, tokenizer) -> memory.Resolved:
+    longest = longest_prompt(tokenizer, splits.train["prompt"])
+    return memory.resolve(one, longest)
 
 
 def _without_each(job: dict, folder: Path) -> dict:
@@ -313,7 +327,7 @@ def _without_each(job: dict, folder: Path) -> dict:
         trainer.train()
         seconds[name] = time.perf_counter() - started
         del trainer, model
-        models.free_memory()
+        memory.free_memory()
     return {"without": seconds}
 
 
@@ -336,7 +350,7 @@ def _model(job: dict, folder: Path) -> dict:
     trainer.train()
     return {
         "completions": job["steps"] * one.completions_per_step,
-        "levers": list(models.levers_in_force(one)),
+        "levers": list(_resolved(one, splits, tokenizer).levers),
     }
 
 

@@ -56,9 +56,9 @@ def versions() -> dict[str, str]:
 
 def machine() -> str:
     """What this runs on, such as `AMD EPYC (2 cores), 23.5 GiB of memory`."""
-    from grpo_lab import models
+    from grpo_lab import memory
 
-    device = models.device_memory()
+    device = memory.device_memory()
     return f"{device.name}, {device.memory:.1f} GiB of memory"
 
 

@@ -184,7 +184,7 @@ def evaluate(
         batch_size: questions answered at once.
         progress: called with questions done and questions in all.
         grader: how answers are judged.
-        levers: what makes it faster, from `models.levers_in_force`.
+        levers: what makes it faster, from `memory.resolve`.
 
     Raises:
         LabError: a gold can't be read, so nothing can be graded.

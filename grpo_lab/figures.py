@@ -20,7 +20,7 @@ from pandas.io.formats.style import Styler
 
 from grpo_lab.evaluation import Answer, Evaluation, compare, wilson_interval
 from grpo_lab.grid import Grid, Run
-from grpo_lab.profiles import RunSettings, run_names
+from grpo_lab.settings import RunSettings, run_names
 from rewards import gold_answer
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")

@@ -1,26 +1,22 @@
-"""Which model, in which precision, and whether it fits.
+"""Which model, from where, and in which precision.
 
 A policy is named by its Hub id, by a short name or by a local folder.
 `load_policy` brings it into memory in 4 bit, ready for adapters, with a
-tokenizer whose chat template was checked. `estimate_memory` says before that
-what a run will take.
+tokenizer whose chat template was checked.
 """
 
 import difflib
 import functools
-import gc
 import hashlib
 import importlib.util
 import os
-import platform
 import shutil
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import bitsandbytes as bnb
-import psutil
 import torch
 from huggingface_hub import constants
 from huggingface_hub.errors import (
@@ -43,9 +39,7 @@ from transformers import (
 
 from grpo_lab.errors import LabError
 from grpo_lab.pocket import WEIGHTS_DIR
-from grpo_lab.profiles import RunSettings
 from grpo_lab.prompts import messages
-from grpo_lab.speed.levers import NEED_THE_LOOP
 
 CACHE_DIR = Path(constants.HF_HOME) / "grpo_lab"
 """Where a converted model is kept, beside the Hub's own cache."""
@@ -57,19 +51,17 @@ class ModelEntry:
 
     Attributes:
         name: what a learner types; `hub_id` works as well.
-        hub_id: "owner/name" on the Hub, or "" for a model that needs none.
-        mirror: an ungated copy on the Hub, or "".
-        revision: the commit to load, or "" for the newest.
-        mirror_revision: the same for `mirror`.
         parameters: how many; tied embeddings count once.
         hidden_size, intermediate_size, num_layers, num_heads, num_kv_heads,
             head_dim, vocab_size: as in the model's `config.json`.
-        gated: whether the Hub asks for a licence to be accepted.
-        licence: its name.
+        hub_id: "owner/name" on the Hub, or "" for a model that needs none.
+        revision: the commit to load, or "" for the newest.
+        mirror: an ungated copy on the Hub of a model whose licence has to be
+            accepted there, or "".
+        mirror_revision: the commit of `mirror`.
     """
 
     name: str
-    hub_id: str
     parameters: int
     hidden_size: int
     intermediate_size: int
@@ -78,159 +70,69 @@ class ModelEntry:
     num_kv_heads: int
     head_dim: int
     vocab_size: int
-    licence: str
+    hub_id: str = ""
     revision: str = ""
     mirror: str = ""
     mirror_revision: str = ""
-    gated: bool = False
 
 
-_ENTRIES = (
-    ModelEntry(
-        name="qwen2.5-0.5b",
-        hub_id="Qwen/Qwen2.5-0.5B-Instruct",
-        revision="7ae557604adf67be50417f59c2c2f167def9a775",
-        parameters=494_032_768,
-        hidden_size=896,
-        intermediate_size=4864,
-        num_layers=24,
-        num_heads=14,
-        num_kv_heads=2,
-        head_dim=64,
-        vocab_size=151_936,
-        licence="Apache-2.0",
+# parameters, hidden and intermediate size, layers, heads, key-value heads,
+# size of a head, vocabulary
+_SIZES = {
+    "qwen2.5-0.5b": (494_032_768, 896, 4864, 24, 14, 2, 64, 151_936),
+    "qwen2.5-3b": (3_085_938_688, 2048, 11_008, 36, 16, 2, 128, 151_936),
+    "qwen2.5-7b": (7_615_616_512, 3584, 18_944, 28, 28, 4, 128, 152_064),
+    "qwen2-0.5b": (494_032_768, 896, 4864, 24, 14, 2, 64, 151_936),
+    "qwen2-1.5b": (1_543_714_304, 1536, 8960, 28, 12, 2, 128, 151_936),
+    "llama-3.2-1b": (1_235_814_400, 2048, 8192, 16, 32, 8, 64, 128_256),
+    "llama-3.1-8b": (8_030_261_248, 4096, 14_336, 32, 32, 8, 128, 128_256),
+    "smollm2-135m": (134_515_008, 576, 1536, 30, 9, 3, 64, 49_152),
+    "pocket-qwen": (1_674_176, 192, 512, 4, 6, 2, 32, 512),
+    "pocket-llama": (2_197_248, 256, 640, 3, 8, 4, 32, 512),
+}
+
+# Hub id and revision; for a gated model its mirror's too. The Llama models
+# are under Meta's community licences, Qwen2.5-3B under Qwen's research
+# licence, the others under Apache 2.0.
+_ON_THE_HUB = {
+    "qwen2.5-0.5b": (
+        "Qwen/Qwen2.5-0.5B-Instruct",
+        "7ae557604adf67be50417f59c2c2f167def9a775",
     ),
-    ModelEntry(
-        name="qwen2.5-3b",
-        hub_id="Qwen/Qwen2.5-3B-Instruct",
-        revision="aa8e72537993ba99e69dfaafa59ed015b17504d1",
-        parameters=3_085_938_688,
-        hidden_size=2048,
-        intermediate_size=11_008,
-        num_layers=36,
-        num_heads=16,
-        num_kv_heads=2,
-        head_dim=128,
-        vocab_size=151_936,
-        licence="Qwen Research License",
+    "qwen2.5-3b": (
+        "Qwen/Qwen2.5-3B-Instruct",
+        "aa8e72537993ba99e69dfaafa59ed015b17504d1",
     ),
-    ModelEntry(
-        name="qwen2.5-7b",
-        hub_id="Qwen/Qwen2.5-7B-Instruct",
-        revision="a09a35458c702b33eeacc393d103063234e8bc28",
-        parameters=7_615_616_512,
-        hidden_size=3584,
-        intermediate_size=18_944,
-        num_layers=28,
-        num_heads=28,
-        num_kv_heads=4,
-        head_dim=128,
-        vocab_size=152_064,
-        licence="Apache-2.0",
+    "qwen2.5-7b": (
+        "Qwen/Qwen2.5-7B-Instruct",
+        "a09a35458c702b33eeacc393d103063234e8bc28",
     ),
-    ModelEntry(
-        name="qwen2-0.5b",
-        hub_id="Qwen/Qwen2-0.5B-Instruct",
-        revision="c540970f9e29518b1d8f06ab8b24cba66ad77b6d",
-        parameters=494_032_768,
-        hidden_size=896,
-        intermediate_size=4864,
-        num_layers=24,
-        num_heads=14,
-        num_kv_heads=2,
-        head_dim=64,
-        vocab_size=151_936,
-        licence="Apache-2.0",
+    "qwen2-0.5b": (
+        "Qwen/Qwen2-0.5B-Instruct",
+        "c540970f9e29518b1d8f06ab8b24cba66ad77b6d",
     ),
-    ModelEntry(
-        name="qwen2-1.5b",
-        hub_id="Qwen/Qwen2-1.5B-Instruct",
-        revision="ba1cf1846d7df0a0591d6c00649f57e798519da8",
-        parameters=1_543_714_304,
-        hidden_size=1536,
-        intermediate_size=8960,
-        num_layers=28,
-        num_heads=12,
-        num_kv_heads=2,
-        head_dim=128,
-        vocab_size=151_936,
-        licence="Apache-2.0",
+    "qwen2-1.5b": (
+        "Qwen/Qwen2-1.5B-Instruct",
+        "ba1cf1846d7df0a0591d6c00649f57e798519da8",
     ),
-    ModelEntry(
-        name="llama-3.2-1b",
-        hub_id="meta-llama/Llama-3.2-1B-Instruct",
-        revision="9213176726f574b556790deb65791e0c5aa438b6",
-        mirror="unsloth/Llama-3.2-1B-Instruct",
-        mirror_revision="5a8abab4a5d6f164389b1079fb721cfab8d7126c",
-        parameters=1_235_814_400,
-        hidden_size=2048,
-        intermediate_size=8192,
-        num_layers=16,
-        num_heads=32,
-        num_kv_heads=8,
-        head_dim=64,
-        vocab_size=128_256,
-        gated=True,
-        licence="Llama 3.2 Community License",
+    "llama-3.2-1b": (
+        "meta-llama/Llama-3.2-1B-Instruct",
+        "9213176726f574b556790deb65791e0c5aa438b6",
+        "unsloth/Llama-3.2-1B-Instruct",
+        "5a8abab4a5d6f164389b1079fb721cfab8d7126c",
     ),
-    ModelEntry(
-        name="llama-3.1-8b",
-        hub_id="meta-llama/Llama-3.1-8B-Instruct",
-        revision="0e9e39f249a16976918f6564b8830bc894c89659",
-        mirror="unsloth/Llama-3.1-8B-Instruct",
-        mirror_revision="4699cc75b550f9c6f3173fb80f4703b62d946aa5",
-        parameters=8_030_261_248,
-        hidden_size=4096,
-        intermediate_size=14_336,
-        num_layers=32,
-        num_heads=32,
-        num_kv_heads=8,
-        head_dim=128,
-        vocab_size=128_256,
-        gated=True,
-        licence="Llama 3.1 Community License",
+    "llama-3.1-8b": (
+        "meta-llama/Llama-3.1-8B-Instruct",
+        "0e9e39f249a16976918f6564b8830bc894c89659",
+        "unsloth/Llama-3.1-8B-Instruct",
+        "4699cc75b550f9c6f3173fb80f4703b62d946aa5",
     ),
-    ModelEntry(
-        name="smollm2-135m",
-        hub_id="",
-        parameters=134_515_008,
-        hidden_size=576,
-        intermediate_size=1536,
-        num_layers=30,
-        num_heads=9,
-        num_kv_heads=3,
-        head_dim=64,
-        vocab_size=49_152,
-        licence="Apache-2.0",
-    ),
-    ModelEntry(
-        name="pocket-qwen",
-        hub_id="",
-        parameters=1_674_176,
-        hidden_size=192,
-        intermediate_size=512,
-        num_layers=4,
-        num_heads=6,
-        num_kv_heads=2,
-        head_dim=32,
-        vocab_size=512,
-        licence="Apache-2.0",
-    ),
-    ModelEntry(
-        name="pocket-llama",
-        hub_id="",
-        parameters=2_197_248,
-        hidden_size=256,
-        intermediate_size=640,
-        num_layers=3,
-        num_heads=8,
-        num_kv_heads=4,
-        head_dim=32,
-        vocab_size=512,
-        licence="Apache-2.0",
-    ),
-)
-MODELS = {entry.name: entry for entry in _ENTRIES}
+}
+
+MODELS = {
+    name: ModelEntry(name, *sizes, *_ON_THE_HUB.get(name, ()))
+    for name, sizes in _SIZES.items()
+}
 """The models that the lessons know, by short name."""
 
 
@@ -294,9 +196,27 @@ def load_policy(
         LabError: there is no such model, it can't be had from here, or its
             chat template has no place for the system prompt.
     """
-    return _with_mirror(
-        name, lambda where, revision: _load(where, revision, load_in_4bit)
-    )
+
+    def load(where: str, revision: str | None) -> tuple:
+        # The tokenizer is small, so anything that is wrong shows early.
+        tokenizer = _load_tokenizer(where, revision)
+        in_4bit = quantization_config() if load_in_4bit else None
+        model = AutoModelForCausalLM.from_pretrained(
+            where,
+            revision=revision,
+            dtype=compute_dtype(),
+            quantization_config=in_4bit,
+            device_map={"": 0 if torch.cuda.is_available() else "cpu"},
+            attn_implementation="sdpa",
+            use_safetensors=True,
+            trust_remote_code=False,
+        )
+        model.config.pad_token_id = tokenizer.pad_token_id
+        model.generation_config.pad_token_id = tokenizer.pad_token_id
+        keep_trainable_on_cpu(model)
+        return model, tokenizer
+
+    return _with_mirror(name, load)
 
 
 def load_tokenizer(name: str) -> tuple[PreTrainedTokenizerBase, int]:
@@ -309,19 +229,17 @@ def load_tokenizer(name: str) -> tuple[PreTrainedTokenizerBase, int]:
         LabError: as `load_policy`.
     """
 
-    def load(where: str, revision: str) -> tuple:
+    def load(where: str, revision: str | None) -> tuple:
         config = AutoConfig.from_pretrained(
-            where, revision=revision or None, trust_remote_code=False
+            where, revision=revision, trust_remote_code=False
         )
-        return (
-            _load_tokenizer(where, revision),
-            config.max_position_embeddings,
-        )
+        length = config.max_position_embeddings
+        return _load_tokenizer(where, revision), length
 
     return _with_mirror(name, load)
 
 
-def _with_mirror(name: str, load: Callable[[str, str], tuple]) -> tuple:
+def _with_mirror(name: str, load: Callable[[str, str | None], tuple]) -> tuple:
     """Load by place and revision; from the mirror if access is refused.
 
     Raises:
@@ -344,27 +262,6 @@ def _with_mirror(name: str, load: Callable[[str, str], tuple]) -> tuple:
         raise _explained(known.mirror, error) from error
 
 
-def _load(
-    where: str, revision: str, load_in_4bit: bool
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    # The tokenizer is small, so anything that is wrong shows early.
-    tokenizer = _load_tokenizer(where, revision)
-    model = AutoModelForCausalLM.from_pretrained(
-        where,
-        revision=revision or None,
-        dtype=compute_dtype(),
-        quantization_config=quantization_config() if load_in_4bit else None,
-        device_map={"": 0 if torch.cuda.is_available() else "cpu"},
-        attn_implementation="sdpa",
-        use_safetensors=True,
-        trust_remote_code=False,
-    )
-    model.config.pad_token_id = tokenizer.pad_token_id
-    model.generation_config.pad_token_id = tokenizer.pad_token_id
-    keep_trainable_on_cpu(model)
-    return model, tokenizer
-
-
 def keep_trainable_on_cpu(model: torch.nn.Module) -> None:
     """Forbid bitsandbytes to repack 4-bit weights for inference.
 
@@ -384,23 +281,22 @@ PAD_TOKENS = (
 """Tokens that may serve as padding, the best first."""
 
 
-def _load_tokenizer(where: str, revision: str) -> PreTrainedTokenizerBase:
+def _load_tokenizer(
+    where: str, revision: str | None
+) -> PreTrainedTokenizerBase:
     tokenizer = AutoTokenizer.from_pretrained(
         where,
-        revision=revision or None,
+        revision=revision,
         padding_side="left",
         trust_remote_code=False,
     )
     # Where padding equals the end of the turn, nobody can tell an answer
     # that ended from one that was padded.
-    if tokenizer.pad_token in (None, tokenizer.eos_token):
-        vocabulary = tokenizer.get_vocab()
-        spare = (
-            token
-            for token in PAD_TOKENS
-            if token in vocabulary and token != tokenizer.eos_token
-        )
-        tokenizer.pad_token = next(spare, tokenizer.eos_token)
+    end = tokenizer.eos_token
+    if tokenizer.pad_token in (None, end):
+        known = tokenizer.get_vocab().keys() - {end}
+        spare = (token for token in PAD_TOKENS if token in known)
+        tokenizer.pad_token = next(spare, end)
     check_chat_template(tokenizer, where)
     return tokenizer
 
@@ -412,45 +308,46 @@ def check_chat_template(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
         LabError: there is no chat template, it has no place for the system
             prompt, or its prompt does not end where the assistant writes.
     """
-    instead = (
-        "Choose an instruction-tuned model whose template takes a system "
-        "message, such as Qwen/Qwen2.5-0.5B-Instruct."
-    )
-    if not tokenizer.chat_template:
+    fault = _template_fault(tokenizer)
+    if fault:
         raise LabError(
-            f"{name} has no chat template, so it was probably never trained "
-            "to answer: it is a base model, and its prompts could not be "
-            f"told from its answers. {instead}"
+            f"{name} {fault}. Choose an instruction-tuned model whose "
+            "template takes a system message, such as "
+            "Qwen/Qwen2.5-0.5B-Instruct."
+        )
+
+
+def _template_fault(tokenizer: PreTrainedTokenizerBase) -> str:
+    if not tokenizer.chat_template:
+        return (
+            "has no chat template, so it is probably a base model, which was "
+            "never trained to answer"
         )
     system, user, reply = "Say which number.", "One or two?", "Two."
     chat = messages(user, system)
-
-    def render(chat: list[dict[str, str]], **options: bool) -> str:
-        return tokenizer.apply_chat_template(chat, tokenize=False, **options)
-
+    answered = [*chat, {"role": "assistant", "content": reply}]
+    render = functools.partial(tokenizer.apply_chat_template, tokenize=False)
     try:
         prompt = render(chat, add_generation_prompt=True)
-        without = render(chat)
-        full = render([*chat, {"role": "assistant", "content": reply}])
+        without, full = render(chat), render(answered)
     except Exception as error:  # whatever a template chooses to raise
-        raise LabError(
-            f"The chat template of {name} refuses the lessons' prompts, "
-            "which have a system message that asks for the tags: "
-            f"{error}. {instead}"
-        ) from error
-    if system not in prompt or user not in prompt:
-        lost = "system" if system not in prompt else "user"
-        raise LabError(
-            f"The chat template of {name} leaves out the {lost} message, so "
-            f"the policy would never read it. {instead}"
+        return (
+            "has a chat template that refuses the lessons' prompts, with a "
+            f"system message that asks for the tags: {error}"
         )
+    for role, text in (("system", system), ("user", user)):
+        if text not in prompt:
+            return (
+                f"has a chat template that leaves out the {role} message, so "
+                "the policy would never read it"
+            )
     opened = full.removeprefix(prompt).lstrip().startswith(reply)
     if prompt == without and not opened:
-        raise LabError(
-            f"The chat template of {name} does not open the assistant's "
-            "turn, so the policy would go on with the user's. "
-            f"{instead}"
+        return (
+            "has a chat template that does not open the assistant's turn, so "
+            "the policy would go on with the user's"
         )
+    return ""
 
 
 # --- Where a model is -------------------------------------------------------
@@ -472,7 +369,7 @@ def entry(name: str) -> ModelEntry:
     where, revision = _locate(name)
     try:
         config = AutoConfig.from_pretrained(
-            where, revision=revision or None, trust_remote_code=False
+            where, revision=revision, trust_remote_code=False
         )
         with torch.device("meta"):  # shapes without memory
             model = AutoModelForCausalLM.from_config(config)
@@ -491,19 +388,16 @@ def entry(name: str) -> ModelEntry:
         head_dim=getattr(config, "head_dim", None)
         or config.hidden_size // heads,
         vocab_size=config.vocab_size,
-        licence="",
     )
 
 
 def _find(name: str) -> ModelEntry | None:
     """The entry of `MODELS` with that short name or Hub id, if any."""
-    for known in MODELS.values():
-        if name and name in (known.name, known.hub_id):
-            return known
-    return None
+    known = {one.hub_id: one for one in MODELS.values() if one.hub_id}
+    return (known | MODELS).get(name)
 
 
-def _locate(name: str) -> tuple[str, str]:
+def _locate(name: str) -> tuple[str, str | None]:
     """Hub id or folder of a model, and its revision.
 
     Raises:
@@ -513,10 +407,10 @@ def _locate(name: str) -> tuple[str, str]:
     if known and known.hub_id:
         return known.hub_id, known.revision
     if known and known.name == "smollm2-135m":
-        return str(smollm2_folder()), ""
+        return str(smollm2_folder()), None
     folder = WEIGHTS_DIR / name if known else Path(name).expanduser()
     if (folder / "config.json").is_file():
-        return str(folder), ""
+        return str(folder), None
     if known:
         raise LabError(
             f"The weights of {name} are missing from this installation. "
@@ -530,8 +424,8 @@ def _locate(name: str) -> tuple[str, str]:
             "save_pretrained wrote, or a name such as 'pocket-qwen'."
         )
     if name.count("/") == 1 and not name.startswith((".", "/", "~")):
-        return name, ""
-    names = [*MODELS, *(known.hub_id for known in MODELS.values())]
+        return name, None
+    names = [*MODELS, *(one.hub_id for one in MODELS.values())]
     near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.4)
     raise LabError(
         f"There is no model {name!r}: it is no folder here, and no Hub id, "
@@ -553,7 +447,7 @@ def fingerprint(name: str) -> str:
         return name
     folder = Path(where)
     if not folder.is_dir():
-        return f"{where}@{revision}"
+        return f"{where}@{revision or ''}"
     digest = hashlib.sha256()
     for file in sorted(folder.iterdir()):
         if file.suffix in (".safetensors", ".json", ".jinja", ".model"):
@@ -630,331 +524,10 @@ def _convert(gguf_file: Path, folder: Path) -> None:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-# --- Memory -----------------------------------------------------------------
-
-GIB = 2**30
-OVERHEAD_GIB = 0.75
-"""The CUDA context with its workspaces; on a CPU, Python and its libraries."""
-
-LOGITS_TILE = (4096, 32_768)
-"""Tokens and vocabulary entries of the buffer that TRL computes logits in."""
-
-
-@dataclass(frozen=True)
-class Device:
-    """What a run computes on: its name, its memory in GiB, what it is."""
-
-    name: str
-    memory: float
-    is_gpu: bool
-
-
-def device_memory() -> Device:
-    """The first GPU, or without one the CPU with all of the RAM."""
-    if torch.cuda.is_available():
-        gpu = torch.cuda.get_device_properties(0)
-        return Device(gpu.name, gpu.total_memory / GIB, is_gpu=True)
-    ram = psutil.virtual_memory().total / GIB
-    name = f"{_cpu_name()} ({os.cpu_count()} cores)"
-    return Device(name, ram, is_gpu=False)
-
-
-def _cpu_name() -> str:
-    """The processor as Linux names it; elsewhere as well as Python knows."""
-    info = Path("/proc/cpuinfo")
-    for line in info.read_text().splitlines() if info.is_file() else []:
-        if line.startswith("model name"):
-            return line.split(":")[1].strip()
-    return platform.processor() or "this CPU"
-
-
-def free_memory() -> None:
-    """Give back what a deleted model held, before the next one loads."""
-    gc.collect()  # a trainer and its model point at each other
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-
-
-@dataclass(frozen=True)
-class MemoryEstimate:
-    """What a run takes at its peak, in GiB.
-
-    Attributes:
-        weights: the frozen base model.
-        adapter: LoRA weights and their gradients, float32.
-        optimiser: the two moments of Adam.
-        kv_cache: keys and values of one step's rollouts at full length.
-        activations: what one forward pass keeps for the backward pass, and
-            one tile of logits.
-        overhead: what the process takes before any of this.
-    """
-
-    weights: float
-    adapter: float
-    optimiser: float
-    kv_cache: float
-    activations: float
-    overhead: float = OVERHEAD_GIB
-
-    @property
-    def fixed(self) -> float:
-        """What no batch size and no length changes."""
-        return self.weights + self.adapter + self.optimiser + self.overhead
-
-    @property
-    def total(self) -> float:
-        """The peak: rollouts and training take turns, so the larger counts."""
-        return self.fixed + max(self.kv_cache, self.activations)
-
-
-def estimate_memory(
-    model: ModelEntry, settings: RunSettings, prompt_tokens: int = 256
-) -> MemoryEstimate:
-    """Estimate the peak memory of a run from shapes alone.
-
-    With b bytes per value (2 on a GPU, 4 on a CPU), T = prompt +
-    completion tokens:
-
-    - weights: the linear layers of the blocks take 0.516 bytes per parameter
-      (4 bits, and 0.127 bits for the double-quantised constants, QLoRA, arXiv
-      2305.14314, section 3); embeddings, norms and the output layer stay
-      in b bytes.
-    - adapter: r * (in + out) values per adapted layer, 4 bytes each for the
-      weight and its gradient (Hu et al., 2021, arXiv 2106.09685).
-    - optimiser: 8 bytes per adapter value; 2 with an 8-bit optimiser.
-    - KV cache: 2 * layers * kv heads * head size * b per token, for all
-      completions of a step, which TRL rolls out at once.
-    - activations: per token and layer, b times 5 hidden + 4 intermediate +
-      2 query + 2 key-value sizes, and the gradients of one layer as much
-      again. Counted with PyTorch's hooks on saved tensors; adapters on
-      q_proj and v_proj alone keep a quarter less. With gradient
-      checkpointing a layer keeps its input, and only one at a time the rest
-      (Chen et al., 2016, arXiv 1604.06174). TRL computes logits in tiles;
-      on a CPU about five float32 copies of a tile come on top.
-
-    On a CPU the activations of a pocket model took 0.9 to 1.1 times what
-    this says, and with gradient checkpointing 1.3 times.
-
-    Args:
-        model: from `entry`.
-        settings: the run.
-        prompt_tokens: length of the longest prompt, with its template.
-    """
-    value_bytes = torch.finfo(compute_dtype()).bits // 8
-    layers = _linear_shapes(model)
-    tokens = prompt_tokens + settings.max_completion_length
-    adapted = model.num_layers * sum(
-        settings.lora_r * sum(layers.get(name, (model.hidden_size,) * 2))
-        for name in settings.target_modules
-    )
-    moment_bytes = 2 if "8bit" in settings.optimizer else 8
-    kv_size = model.num_kv_heads * model.head_dim
-    kv_values = 2 * model.num_layers * kv_size * tokens
-    return MemoryEstimate(
-        weights=_weight_bytes(model, settings, value_bytes) / GIB,
-        adapter=8 * adapted / GIB,
-        optimiser=moment_bytes * adapted / GIB,
-        kv_cache=settings.completions_per_step * kv_values * value_bytes / GIB,
-        activations=_activation_bytes(model, settings, tokens, value_bytes)
-        / GIB,
-    )
-
-
-SPARE_SHARE = 0.1
-"""Share of a machine's memory that levers leave alone."""
-
-PROMPT_TOKENS = 512
-"""More than the prompts of the lessons have; for what is decided before."""
-
-
-def levers_in_force(
-    settings: RunSettings,
-    device: Device | None = None,
-    prompt_tokens: int = PROMPT_TOKENS,
-) -> tuple[str, ...]:
-    """Those of a run's levers that do something, and what TRL would do.
-
-    Two take memory, and are left out where there is too little: first comes
-    the copy of the policy, then what the gradient keeps. The copy is for
-    CPUs only.
-
-    Args:
-        settings: the run.
-        device: from `device_memory`, which is the default.
-        prompt_tokens: length of the longest prompt.
-    """
-    left_out = _levers_in_vain(settings)
-    if left_out >= {*settings.levers}:
-        return ()
-    device = device or device_memory()
-    room = (1 - SPARE_SHARE) * device.memory
-    room -= estimate_memory(
-        entry(settings.model), settings, prompt_tokens
-    ).total
-    takes = _memory_of_levers(settings, prompt_tokens)
-    if device.is_gpu:
-        left_out.add("dequantised_copy")
-    for name, needed in takes.items():
-        if needed > room:
-            left_out.add(name)
-        elif name in {*settings.levers} - left_out:
-            room -= needed
-    in_force = [name for name in settings.levers if name not in left_out]
-    if settings.gradient_checkpointing and "no_checkpointing" not in in_force:
-        # With checkpointing there is no cache that a prefix could be in.
-        in_force = [name for name in in_force if name != "shared_prefix"]
-    return tuple(in_force)
-
-
-def _levers_in_vain(settings: RunSettings) -> set[str]:
-    """Levers that would do nothing for a run, or not what TRL does."""
-    left_out = set()
-    if settings.beta:
-        left_out.add("zero_advantage")  # the penalty is for each completion
-    if not settings.gradient_checkpointing:
-        left_out.add("no_checkpointing")
-    if settings.micro_batch == 1:
-        left_out.add("shared_prefix")
-    if settings.lora_dropout:
-        # TRL's rollouts have dropout, and its passes one for each completion.
-        left_out.update(("decode_loop", *NEED_THE_LOOP, "shared_prefix"))
-    return left_out
-
-
-def _memory_of_levers(
-    settings: RunSettings, prompt_tokens: int
-) -> dict[str, float]:
-    """What the levers that take memory take, in GiB, the first one first."""
-    shape = entry(settings.model)
-    kept = replace(settings, gradient_checkpointing=False)
-    totals = [
-        estimate_memory(shape, one, prompt_tokens).total
-        for one in (kept, settings)
-    ]
-    return {
-        "dequantised_copy": shape.parameters * 4 / GIB,  # float32
-        "no_checkpointing": totals[0] - totals[1],
-    }
-
-
-def memory_in_all(settings: RunSettings, prompt_tokens: int) -> float:
-    """GiB that a run takes here at its peak, with the levers in force."""
-    least = estimate_memory(
-        entry(settings.model), settings, prompt_tokens
-    ).total
-    levers = levers_in_force(settings, prompt_tokens=prompt_tokens)
-    takes = _memory_of_levers(settings, prompt_tokens)
-    return least + sum(takes[name] for name in levers if name in takes)
-
-
-def _linear_shapes(model: ModelEntry) -> dict[str, tuple[int, int]]:
-    """Inputs and outputs of each linear layer of a block."""
-    hidden, inner = model.hidden_size, model.intermediate_size
-    query = model.num_heads * model.head_dim
-    key_value = model.num_kv_heads * model.head_dim
-    return {
-        "q_proj": (hidden, query),
-        "k_proj": (hidden, key_value),
-        "v_proj": (hidden, key_value),
-        "o_proj": (query, hidden),
-        "gate_proj": (hidden, inner),
-        "up_proj": (hidden, inner),
-        "down_proj": (inner, hidden),
-    }
-
-
-def _weight_bytes(
-    model: ModelEntry, settings: RunSettings, value_bytes: int
-) -> float:
-    if not settings.load_in_4bit:
-        return model.parameters * value_bytes
-    shapes = _linear_shapes(model).values()
-    linear = model.num_layers * sum(a * b for a, b in shapes)
-    four_bit = (4 + 0.127) / 8
-    return linear * four_bit + (model.parameters - linear) * value_bytes
-
-
-def _activation_bytes(
-    model: ModelEntry, settings: RunSettings, tokens: int, value_bytes: int
-) -> float:
-    batch_tokens = settings.micro_batch * tokens
-    per_layer = (
-        5 * model.hidden_size
-        + 4 * model.intermediate_size
-        + 2 * (model.num_heads + model.num_kv_heads) * model.head_dim
-    )
-    if settings.gradient_checkpointing:
-        kept = model.num_layers * model.hidden_size + per_layer
-    else:
-        kept = model.num_layers * per_layer
-    gradients = per_layer
-    tile_tokens = min(batch_tokens, LOGITS_TILE[0])
-    logits = tile_tokens * LOGITS_TILE[1] * value_bytes
-    if not torch.cuda.is_available():
-        logits += 5 * tile_tokens * min(model.vocab_size, LOGITS_TILE[1]) * 4
-    return batch_tokens * (kept + gradients) * value_bytes + logits
-
-
-def check_fits(
-    estimate: MemoryEstimate,
-    settings: RunSettings,
-    device: Device | None = None,
-) -> None:
-    """Refuse a run that would end out of memory, before it starts.
-
-    Args:
-        estimate: from `estimate_memory`.
-        settings: the run.
-        device: from `device_memory`, which is the default.
-
-    Raises:
-        LabError: says by how much it is too large and what to lower first.
-    """
-    device = device or device_memory()
-    missing = estimate.total - device.memory
-    if missing <= 0:
-        return
-    raise LabError(
-        f"A run of {settings.model} needs about {estimate.total:.1f} GiB of "
-        f"memory and {device.name} has {device.memory:.1f}: {missing:.1f} "
-        f"GiB too little. {_what_to_lower(estimate, settings, device)}"
-    )
-
-
-def _what_to_lower(
-    estimate: MemoryEstimate, settings: RunSettings, device: Device
-) -> str:
-    smaller = "choose a smaller model, such as 'qwen2.5-0.5b' or 'pocket-qwen'"
-    if estimate.fixed >= device.memory:
-        return f"The model alone takes {estimate.fixed:.1f} GiB, so {smaller}."
-    steps = []
-    if estimate.kv_cache > estimate.activations:
-        if settings.prompts_per_step > 1:
-            now = settings.completions_per_step
-            steps.append(f"lower COMPLETIONS_PER_STEP (now {now})")
-    elif settings.micro_batch > 1:
-        steps.append(f"lower MICRO_BATCH (now {settings.micro_batch})")
-    now = settings.max_completion_length
-    steps += [f"lower MAX_COMPLETION_LENGTH (now {now})", smaller]
-    advice = "; if that is not enough, ".join(steps)
-    return advice[0].upper() + advice[1:] + "."
-
-
 # --- What went wrong --------------------------------------------------------
 
 LOADING_ERRORS = (OSError, ValueError, SafetensorError, HTTPError)
 """What transformers and the Hub raise for a model that can't be loaded."""
-
-
-def _causes(error: BaseException) -> list[BaseException]:
-    """The error and everything that led to it; transformers wraps them."""
-    chain: list[BaseException] = []
-    cause: BaseException | None = error
-    while cause and cause not in chain:  # an error raised twice is a loop
-        chain.append(cause)
-        cause = cause.__cause__ or cause.__context__
-    return chain
 
 
 def _is_refusal(error: BaseException) -> bool:
@@ -973,23 +546,23 @@ def _is_refusal(error: BaseException) -> bool:
     )
 
 
-def _is_unreachable(error: BaseException) -> bool:
-    """Whether the Hub never answered."""
-    no_answer = LocalEntryNotFoundError, OfflineModeIsEnabled, ConnectionError
-    return any(
-        isinstance(cause, no_answer)
-        or (
-            isinstance(cause, HTTPError)
-            and not isinstance(cause, HfHubHTTPError)
-        )
-        for cause in _causes(error)
-    )
+def _causes(error: BaseException) -> list[BaseException]:
+    """The error and everything that led to it; transformers wraps them."""
+    chain: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause and cause not in chain:  # an error raised twice is a loop
+        chain.append(cause)
+        cause = cause.__cause__ or cause.__context__
+    return chain
 
 
 def _explained(where: str, error: BaseException) -> LabError:
     """What a learner reads instead of `error`."""
-    on_the_hub = not Path(where).is_dir()
-    if any(isinstance(cause, GatedRepoError) for cause in _causes(error)):
+    on_the_hub, causes = not Path(where).is_dir(), _causes(error)
+    never_answered = (
+        LocalEntryNotFoundError, OfflineModeIsEnabled, ConnectionError,
+    )  # fmt: skip
+    if any(isinstance(cause, GatedRepoError) for cause in causes):
         return LabError(
             f"The Hub refuses access to {where}, because its licence has to "
             "be accepted first. Accept it on "
@@ -1003,7 +576,12 @@ def _explained(where: str, error: BaseException) -> LabError:
             "spelling on https://huggingface.co/models, or type a model of "
             f"the lessons: {', '.join(MODELS)}."
         )
-    if on_the_hub and _is_unreachable(error):
+    if on_the_hub and any(
+        isinstance(cause, never_answered)
+        or isinstance(cause, HTTPError)
+        and not isinstance(cause, HfHubHTTPError)
+        for cause in causes
+    ):
         return LabError(
             f"{where} is not on this machine and the Hub can't be reached to "
             "download it. Connect to the internet and try again, or type a "

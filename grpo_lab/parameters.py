@@ -11,10 +11,19 @@ converts the second, whoever changed the values: papermill or a reader.
 """
 
 import ast
+import contextlib
 import difflib
 import json
-import math
 from collections.abc import Iterable, Mapping
+from typing import Annotated
+
+from pydantic import (
+    BeforeValidator,
+    Field,
+    StrictBool,
+    StrictStr,
+    TypeAdapter,
+)
 
 from grpo_lab.errors import LabError
 
@@ -83,7 +92,7 @@ def resolve(
             continue
         try:
             values[name] = convert(declared[name], value)
-        except (ValueError, OverflowError):
+        except ValueError:
             problems.append(_ill_typed(name, declared[name], value))
     if not str(values.get("OUTPUT_DIR", "runs")).strip():
         problems.append(
@@ -108,10 +117,7 @@ def convert(kind: str, value: object) -> object:
     """
     if kind not in KINDS:
         raise ValueError(kind)
-    if kind in _SCALARS:
-        return _SCALARS[kind](value)
-    scalar = _SCALARS[kind.removeprefix("list[").removesuffix("]")]
-    return [scalar(item) for item in _items(value)]
+    return KINDS[kind].validate_python(value)
 
 
 def _last_parameters(cells: Iterable[str]) -> tuple[dict[str, str], list[str]]:
@@ -149,57 +155,48 @@ def _statements(source: str) -> list[ast.stmt]:
 def _items(value: object) -> list:
     if not isinstance(value, str):
         return list(value) if isinstance(value, list | tuple) else [value]
-    try:
+    with contextlib.suppress(ValueError):
         parsed = json.loads(value)
-    except ValueError:
-        parsed = None
-    if isinstance(parsed, list):
-        return parsed
+        if isinstance(parsed, list):
+            return parsed
     words = value.strip().removeprefix("[").removesuffix("]").split(",")
     words = [word.strip().strip("'\"") for word in words]
     return [word for word in words if word]
 
 
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise ValueError(value)
-    return value
-
-
-def _whole_number(value: object) -> int:
-    number = _number(value)
-    if not number.is_integer():
-        raise ValueError(value)
-    return value if isinstance(value, int) else int(number)
-
-
-def _number(value: object) -> float:
+def _number(value: object) -> object:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise ValueError(value)
-    number = float(value)
-    if not math.isfinite(number):
-        raise ValueError(value)
-    return number
+        # Without the value: pydantic makes a text of it, and aliases of YAML
+        # can make a list that has no end.
+        raise ValueError("no number")
+    # pydantic would not read "1e3" as a whole number.
+    return float(value) if isinstance(value, str) else value
 
 
-def _switch(value: object) -> bool:
-    if isinstance(value, bool):
-        return value
+def _switch(value: object) -> object:
     # Papermill's command line knows `True`; people also type `true`.
-    word = _text(value).lower()
-    if word not in ("true", "false"):
-        raise ValueError(value)
-    return word == "true"
+    words = {"true": True, "false": False}
+    return words.get(value.lower()) if isinstance(value, str) else value
 
 
 _SCALARS = {
-    "str": _text,
-    "int": _whole_number,
-    "float": _number,
-    "bool": _switch,
+    "str": StrictStr,
+    "int": Annotated[int, BeforeValidator(_number)],
+    "float": Annotated[
+        float, BeforeValidator(_number), Field(allow_inf_nan=False)
+    ],
+    "bool": Annotated[StrictBool, BeforeValidator(_switch)],
 }
 
-_EXAMPLES = {
+KINDS = {name: TypeAdapter(kind) for name, kind in _SCALARS.items()} | {
+    f"list[{name}]": TypeAdapter(
+        Annotated[list[_SCALARS[name]], BeforeValidator(_items)]
+    )
+    for name in ("str", "int", "float")
+}
+"""The types that a parameter may have, and what reads each."""
+
+EXAMPLES = {
     "str": ("text", '"pocket"', "pocket"),
     "int": ("a whole number", "8", "8"),
     "float": ("a number", "0.001", "0.001"),
@@ -208,8 +205,7 @@ _EXAMPLES = {
     "list[int]": ("a list of whole numbers", "[1, 2]", "'[1, 2]'"),
     "list[float]": ("a list of numbers", "[0.001, 0.01]", "'[0.001, 0.01]'"),
 }
-
-KINDS = tuple(_EXAMPLES)  # the types that a parameter may have
+"""For each of them what it is, and how it is typed in Python and with -p."""
 
 
 def _unknown(name: str, declared: Mapping[str, str]) -> str:
@@ -228,7 +224,7 @@ def _ill_typed(name: str, kind: str, value: object) -> str:
             f"{name} is declared as {kind}, which is no type for a parameter: "
             f"give it one of {', '.join(KINDS)}."
         )
-    spoken, literal, words = _EXAMPLES[kind]
+    spoken, literal, words = EXAMPLES[kind]
     return (
         f"{name} must be {spoken} ({kind}), and it is {value!r} "
         f"({type(value).__name__}). Write for example `{name}: {kind} = "

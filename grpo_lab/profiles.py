@@ -6,230 +6,17 @@ overrides one value of it. No lesson holds a size of its own.
 
 import difflib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 
 from grpo_lab.errors import LabError
-from grpo_lab.speed.levers import LEVERS, NEED_THE_LOOP, refuse_unknown
-
-SCHEDULERS = {
-    "linear": "linear",
-    "cosine": "cosine",
-    # Plain "constant" of transformers would skip the warm-up.
-    "constant": "constant_with_warmup",
-}
-"""Courses of the learning rate after the warm-up, and transformers' names."""
-
-ATTENTION_QV = ("q_proj", "v_proj")
-"""The published choice: two projections of each attention layer."""
-
-ALL_LINEAR = (
-    "q_proj", "k_proj", "v_proj", "o_proj",
-    "gate_proj", "up_proj", "down_proj",
-)  # fmt: skip
-"""Every linear layer of a Llama or Qwen block."""
-
-
-RANGES = {
-    "max_completion_length": (1, 1_000_000),
-    "max_steps": (0, 10_000_000),
-    "num_epochs": (0.001, 1_000),
-    "temperature": (0.01, 10),
-    "top_p": (0.01, 1),
-    "top_k": (0, 1_000_000),
-    "beta": (0, 10),
-    "lora_r": (1, 4096),
-    "lora_alpha": (1, 65536),
-    "lora_dropout": (0, 0.99),
-    "warmup_share": (0, 1),
-    "save_steps": (1, 10_000_000),
-    "max_failed_share": (0, 1),
-    "seed": (0, 2**32 - 1),
-}
-"""Least and most that a setting may be, where no group size is involved."""
-
-
-@dataclass(frozen=True)
-class RunSettings:
-    """Everything that determines one training run, in plain values.
-
-    Two runs with equal settings, data, rewards and library versions on one
-    CPU give the same weights. Lengths are in tokens, rates per optimiser
-    step, `warmup_share` as a share of all steps.
-
-    Attributes:
-        model: a name from `grpo_lab.models`, a Hub id or a local folder.
-        learning_rate: peak rate of the optimiser, above 0.
-        num_generations: completions per prompt, the group; at least 2.
-        completions_per_step: completions per optimiser step, a multiple of
-            `num_generations`.
-        micro_batch: completions per forward and backward pass; a divisor of
-            `completions_per_step`. Lower it first when memory is short.
-        max_steps: optimiser steps; 0 means `num_epochs` passes over the data.
-        num_epochs: passes over the training questions when `max_steps` is 0.
-        max_completion_length: tokens that a completion may have.
-        temperature, top_p, top_k: sampling of the rollouts; top_k 0 is off.
-        beta: weight of the KL penalty; 0 needs no reference model.
-        lora_r, lora_alpha, lora_dropout, target_modules: the adapter.
-        load_in_4bit: NF4 with double quantisation, else 16 or 32 bit.
-        lr_scheduler: a key of `SCHEDULERS`; "linear" and "cosine" end at 0.
-        save_steps: optimiser steps between checkpoints; 1 loses least.
-        max_failed_share: share of completions, 0 to 1, that a reward may
-            fail to grade before the run is stopped; see `rewards.health`.
-        levers: what makes it faster, names of `speed.levers.LEVERS`; () is
-            plain TRL. Those that the machine has no memory for are left out,
-            see `models.levers_in_force`.
-    """
-
-    model: str
-    learning_rate: float
-    num_generations: int = 8
-    completions_per_step: int = 16
-    micro_batch: int = 16
-    max_steps: int = 0
-    num_epochs: float = 1.0
-    max_completion_length: int = 256
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    beta: float = 0.0
-    lora_r: int = 16
-    lora_alpha: int = 32
-    lora_dropout: float = 0.0
-    target_modules: tuple[str, ...] = ATTENTION_QV
-    load_in_4bit: bool = True
-    lr_scheduler: str = "linear"
-    warmup_share: float = 0.1
-    weight_decay: float = 0.1
-    max_grad_norm: float = 0.1
-    adam_beta1: float = 0.9
-    adam_beta2: float = 0.99
-    optimizer: str = "adamw_torch"
-    gradient_checkpointing: bool = False
-    save_steps: int = 1
-    max_failed_share: float = 0.5
-    seed: int = 42
-    levers: tuple[str, ...] = tuple(LEVERS)
-
-    def __post_init__(self) -> None:
-        """Refuse settings that cannot train, before anything is loaded."""
-        # JSON has lists only; a tuple keeps the settings hashable.
-        object.__setattr__(self, "target_modules", tuple(self.target_modules))
-        object.__setattr__(self, "levers", tuple(self.levers))
-        self._refuse_bad_values()
-
-    def _refuse_bad_values(self) -> None:
-        if not 0 < self.learning_rate < 1:
-            raise LabError(
-                f"The learning rate is {self.learning_rate:g}, but it must "
-                "lie above 0 and below 1: at 0 or below the policy never "
-                "improves. Type a rate such as 1e-5."
-            )
-        if self.num_generations < 2:
-            raise LabError(
-                f"NUM_GENERATIONS is {self.num_generations}, but GRPO "
-                "compares completions of one prompt with each other, so a "
-                "group needs at least 2. Type for example "
-                "NUM_GENERATIONS = 8."
-            )
-        if (
-            self.completions_per_step < self.num_generations
-            or self.completions_per_step % self.num_generations
-        ):
-            raise LabError(
-                f"COMPLETIONS_PER_STEP is {self.completions_per_step}, which "
-                f"is no multiple of NUM_GENERATIONS = {self.num_generations}; "
-                "a step takes whole groups only. Type for example "
-                f"COMPLETIONS_PER_STEP = {2 * self.num_generations}."
-            )
-        if (
-            self.micro_batch < 1
-            or self.completions_per_step % self.micro_batch
-        ):
-            raise LabError(
-                f"MICRO_BATCH is {self.micro_batch}, which does not divide "
-                f"COMPLETIONS_PER_STEP = {self.completions_per_step}; a step "
-                "is a whole number of forward passes. Type for example "
-                f"MICRO_BATCH = {self.num_generations}."
-            )
-        if self.lr_scheduler not in SCHEDULERS:
-            raise LabError(
-                f"There is no scheduler {self.lr_scheduler!r}; choose one of "
-                f"{', '.join(SCHEDULERS)}."
-            )
-        self._refuse_bad_levers()
-        for name, (least, most) in RANGES.items():
-            value = getattr(self, name)
-            if not least <= value <= most:
-                raise LabError(
-                    f"{name.upper()} is {value}, but it must lie between "
-                    f"{least:g} and {most:g}."
-                )
-
-    def _refuse_bad_levers(self) -> None:
-        refuse_unknown(self.levers)
-        loose = [name for name in self.levers if name in NEED_THE_LOOP]
-        if loose and "decode_loop" not in self.levers:
-            raise LabError(
-                f"The lever {loose[0]!r} is a part of 'decode_loop', which "
-                "is switched off. Switch both on, or both off."
-            )
-
-    @property
-    def prompts_per_step(self) -> int:
-        """Different questions in one optimiser step."""
-        return self.completions_per_step // self.num_generations
-
-    @property
-    def accumulation_steps(self) -> int:
-        """Forward and backward passes in one optimiser step."""
-        return self.completions_per_step // self.micro_batch
-
-    def steps(self, train_rows: int) -> int:
-        """Optimiser steps of the whole run over `train_rows` questions."""
-        if self.max_steps:
-            return self.max_steps
-        return max(
-            1, int(train_rows // self.prompts_per_step * self.num_epochs)
-        )
-
-    @property
-    def short_model(self) -> str:
-        """The model without its owner or folder: `Qwen2.5-3B-Instruct`."""
-        return self.model.rstrip("/").split("/")[-1]
-
-    def to_dict(self) -> dict:
-        """Plain values for JSON; `RunSettings(**d)` is the way back."""
-        lists = {
-            "target_modules": list(self.target_modules),
-            "levers": list(self.levers),
-        }
-        return {**asdict(self), **lists}
-
-
-def run_names(settings: Sequence[RunSettings]) -> list[str]:
-    """A readable name for each run: the model, the rate, and what varies.
-
-    Example:
-        >>> one = RunSettings(model="pocket-qwen", learning_rate=1e-3)
-        >>> other = RunSettings("pocket-qwen", 1e-3, lora_r=4)
-        >>> run_names([one, other])
-        ['pocket-qwen lr=0.001 lora_r=16', 'pocket-qwen lr=0.001 lora_r=4']
-    """
-    always = ("model", "learning_rate")
-    rows = [one.to_dict() for one in settings]
-    models = {one.model for one in settings}
-    clash = len({one.short_model for one in settings}) < len(models)
-    varied = [
-        name
-        for name in (rows[0] if rows else {})
-        if name not in always and any(r[name] != rows[0][name] for r in rows)
-    ]
-    return [
-        f"{one.model if clash else one.short_model} "
-        f"lr={one.learning_rate:g}"
-        + "".join(f" {name}={row[name]}" for name in varied)
-        for one, row in zip(settings, rows, strict=True)
-    ]
+from grpo_lab.settings import (  # noqa: F401, some are for other modules
+    ALL_LINEAR,
+    ATTENTION_QV,
+    RANGES,
+    SCHEDULERS,
+    RunSettings,
+    run_names,
+)
 
 
 @dataclass(frozen=True)
@@ -301,6 +88,11 @@ class Profile:
         ]
 
 
+NEEDS_LITTLE_MEMORY = {
+    "optimizer": "adamw_bnb_8bit",
+    "gradient_checkpointing": True,
+}
+
 FULL = Profile(
     name="full",
     needs="a GPU with at least 80 GB of memory",
@@ -315,15 +107,13 @@ FULL = Profile(
     eval_rows=100,
     eval_batch_size=50,
     run={
-        "num_generations": 8,
+        **NEEDS_LITTLE_MEMORY,
         "completions_per_step": 16,
         "micro_batch": 8,
         "num_epochs": 2.0,
         "max_completion_length": 1024,
         "lora_r": 32,
         "lora_alpha": 64,
-        "optimizer": "adamw_bnb_8bit",
-        "gradient_checkpointing": True,
     },
 )
 
@@ -340,14 +130,12 @@ LITE = Profile(
     eval_rows=100,
     eval_batch_size=25,
     run={
-        "num_generations": 8,
+        **NEEDS_LITTLE_MEMORY,
         "completions_per_step": 32,
         "micro_batch": 4,
         "max_steps": 60,
         # The median answer of the 0.5B model is about 274 tokens long.
         "max_completion_length": 512,
-        "optimizer": "adamw_bnb_8bit",
-        "gradient_checkpointing": True,
     },
 )
 
@@ -364,82 +152,63 @@ POCKET = Profile(
     eval_rows=400,
     eval_batch_size=200,
     run={
-        "num_generations": 8,
         "completions_per_step": 64,
         "micro_batch": 64,
         "max_steps": 32,
         "max_completion_length": 64,
+        # With q_proj and v_proj alone, 24 steps of the first run at rates
+        # from 1e-3 to 1e-2 took the form from 15 to 63-100 % of the answers,
+        # and accuracy from 33 to 18-32 %.
         "target_modules": ALL_LINEAR,
         "max_grad_norm": 1.0,
     },
 )
 
-PROFILES = {row.name: row for row in (FULL, LITE, POCKET)}
+
+def _table(*rows: Profile) -> dict[str, Profile]:
+    return {row.name: row for row in rows}
+
+
+PROFILES = _table(FULL, LITE, POCKET)
 """The grid search: several models and rates, golds that are numbers."""
 
 COOKBOOK_ADAPTER = {"lora_r": 8, "lora_alpha": 32}
 
-FIRST_RUN = {
-    row.name: row
-    for row in (
-        replace(
-            FULL,
-            grid={"Qwen/Qwen2-1.5B-Instruct": (2e-5,)},
-            data="numina_math_tir",
-            train_rows=3622,  # 5 % of its train split
-            eval_rows=80,  # of 99; a few have no gold to compare with
-            run={
-                **COOKBOOK_ADAPTER,
-                "num_generations": 8,
-                "completions_per_step": 64,
-                "micro_batch": 16,
-                "max_completion_length": 1024,
-                "optimizer": "adamw_bnb_8bit",
-                "gradient_checkpointing": True,
-            },
-            short_steps=40,
-        ),
-        replace(
-            LITE,
-            grid={"Qwen/Qwen2-0.5B-Instruct": (4e-5,)},
-            data="numina_math_tir",
-            train_rows=3622,
-            eval_rows=80,
-            run={
-                **COOKBOOK_ADAPTER,
-                "num_generations": 8,
-                "completions_per_step": 32,
-                "micro_batch": 4,
-                "max_steps": 60,
-                "max_completion_length": 512,
-                "optimizer": "adamw_bnb_8bit",
-                "gradient_checkpointing": True,
-            },
-            short_steps=20,
-        ),
-        replace(
-            POCKET,
-            grid={"pocket-qwen": (2e-3,)},
-            data="pocket_latex",
-            eval_rows=300,
-            eval_batch_size=150,
-            run={
-                **COOKBOOK_ADAPTER,
-                "num_generations": 8,
-                "completions_per_step": 64,
-                "micro_batch": 64,
-                "max_steps": 24,
-                "max_completion_length": 64,
-                # With q_proj and v_proj alone, 24 steps at rates from 1e-3 to
-                # 1e-2 took the form from 15 to 63-100 % of the answers, and
-                # accuracy from 33 to 18-32 %.
-                "target_modules": ALL_LINEAR,
-                "max_grad_norm": 1.0,
-            },
-            short_steps=16,
-        ),
-    )
-}
+FIRST_RUN = _table(
+    replace(
+        FULL,
+        grid={"Qwen/Qwen2-1.5B-Instruct": (2e-5,)},
+        data="numina_math_tir",
+        train_rows=3622,  # 5 % of its train split
+        eval_rows=80,  # of 99; a few have no gold to compare with
+        run={
+            **NEEDS_LITTLE_MEMORY,
+            **COOKBOOK_ADAPTER,
+            "completions_per_step": 64,
+            "micro_batch": 16,
+            "max_completion_length": 1024,
+        },
+        short_steps=40,
+    ),
+    replace(
+        LITE,
+        grid={"Qwen/Qwen2-0.5B-Instruct": (4e-5,)},
+        data="numina_math_tir",
+        train_rows=3622,
+        eval_rows=80,
+        run={**LITE.run, **COOKBOOK_ADAPTER},
+        short_steps=20,
+    ),
+    replace(
+        POCKET,
+        grid={"pocket-qwen": (2e-3,)},
+        data="pocket_latex",
+        eval_rows=300,
+        eval_batch_size=150,
+        run={**POCKET.run, **COOKBOOK_ADAPTER, "max_steps": 24},
+        short_steps=16,
+    ),
+)
 """The first run: one model, one rate, golds in LaTeX."""
 
 COOKBOOK_AS_PUBLISHED = {
@@ -474,7 +243,6 @@ recipe cuts prompts at 128 tokens, and in its loss each completion weighs the
 same.
 """
 
-
 FIRST_RUN_VALUES = {"ours": {}, "published": COOKBOOK_AS_PUBLISHED}
 """What `SETTINGS` of the first run may be, and what it puts over a row."""
 
@@ -503,16 +271,23 @@ def first_run(
     return RunSettings(**chosen | FIRST_RUN_VALUES[values] | overrides)
 
 
+RATE_AND_BETA = {
+    "lr": {"min": 1e-7, "max": 1e-4},
+    "beta": {"min": 1e-4, "max": 1e-2},
+}
+POCKET_RATES = {"lr": {"min": 1e-5, "max": 1e-2}}
+
+
 def _evolution(
     model: str,
     steps: int,
-    algorithm: dict,
     context: int,
-    ranges: dict,
-    lora: dict,
+    modules: Sequence[str],
+    ranges: dict = RATE_AND_BETA,
+    **algorithm: object,
 ) -> dict:
     """A manifest with the published values but for those that are given."""
-    algorithm = {
+    values = {
         "name": "GRPO",
         "batch_size": 6,
         "group_size": 8,
@@ -520,9 +295,9 @@ def _evolution(
         "max_grad_norm": 0.1,
         "temperature": 0.9,
     } | algorithm
-    per_step = algorithm["batch_size"] * algorithm["group_size"]
+    per_step = values["batch_size"] * values["group_size"]
     return {
-        "algorithm": algorithm,
+        "algorithm": values,
         "environment": {
             "name": "gsm8k",
             "fitness_rows": 100,
@@ -544,73 +319,51 @@ def _evolution(
             "pretrained_model_name_or_path": model,
             "max_context_length": context,
             "load_in_4bit": True,
-            "lora_config": {"lora_r": 16, "lora_alpha": 64} | lora,
+            "lora_config": {
+                "lora_r": 16,
+                "lora_alpha": 64,
+                "target_modules": list(modules),
+            },
         },
     }
 
 
-EVOLUTION_RANGES = {
-    "lr": {"min": 1e-7, "max": 1e-4},
-    "beta": {"min": 1e-4, "max": 1e-2},
-}
-ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
-
-EVOLUTION = {
-    row.name: row
-    for row in (
-        replace(
-            FULL,
-            manifest=_evolution(
-                "Qwen/Qwen2.5-3B-Instruct",
-                steps=40,
-                algorithm={
-                    "lr": 5e-6,
-                    "max_output_tokens": 768,
-                    "micro_batch_size_per_gpu": 8,
-                    "gradient_checkpointing": True,
-                },
-                context=1280,
-                ranges=EVOLUTION_RANGES,
-                lora={"target_modules": ATTENTION},
-            ),
-        ),
-        replace(
-            LITE,
-            manifest=_evolution(
-                "Qwen/Qwen2.5-0.5B-Instruct",
-                steps=20,
-                algorithm={
-                    "lr": 1e-5,
-                    "max_output_tokens": 512,
-                    "micro_batch_size_per_gpu": 4,
-                    "gradient_checkpointing": True,
-                },
-                context=1024,
-                ranges=EVOLUTION_RANGES,
-                lora={"target_modules": ATTENTION},
-            ),
-        ),
-        replace(
-            POCKET,
-            manifest=_evolution(
-                "pocket-qwen",
-                steps=20,
-                algorithm={
-                    "lr": 1e-3,
-                    "max_output_tokens": 64,
-                    "max_grad_norm": 1.0,
-                    "temperature": 1.0,
-                },
-                context=256,
-                ranges={
-                    "lr": {"min": 1e-5, "max": 1e-2},
-                    "beta": {"min": 1e-4, "max": 1e-2},
-                },
-                lora={"target_modules": list(ALL_LINEAR)},
-            ),
-        ),
-    )
-}
+FULL_MANIFEST = _evolution(
+    "Qwen/Qwen2.5-3B-Instruct",
+    steps=40,
+    context=1280,
+    modules=ALL_LINEAR[:4],  # those of the attention
+    lr=5e-6,
+    max_output_tokens=768,
+    micro_batch_size_per_gpu=8,
+    gradient_checkpointing=True,
+)
+LITE_MANIFEST = _evolution(
+    "Qwen/Qwen2.5-0.5B-Instruct",
+    steps=20,
+    context=1024,
+    modules=ALL_LINEAR[:4],
+    lr=1e-5,
+    max_output_tokens=512,
+    micro_batch_size_per_gpu=4,
+    gradient_checkpointing=True,
+)
+POCKET_MANIFEST = _evolution(
+    "pocket-qwen",
+    steps=20,
+    context=256,
+    modules=ALL_LINEAR,
+    ranges=RATE_AND_BETA | POCKET_RATES,
+    lr=1e-3,
+    max_output_tokens=64,
+    max_grad_norm=1.0,
+    temperature=1.0,
+)
+EVOLUTION = _table(
+    replace(FULL, manifest=FULL_MANIFEST),
+    replace(LITE, manifest=LITE_MANIFEST),
+    replace(POCKET, manifest=POCKET_MANIFEST),
+)
 """An evolution: a population of one model, as AgileRL's Arena trains it.
 
 Of the values of that tutorial (docs.agilerl.com, "Training GRPO on GSM8K in
@@ -618,14 +371,11 @@ Arena") lite differs by a rate that can show something in 20 steps (1e-5, not
 5e-6), a context of 1024 tokens, no dropout, and the budget.
 """
 
-SCALE_OUT = {
-    row.name: row
-    for row in (
-        replace(FULL, run={**FULL.run, "max_steps": 120}),
-        replace(LITE, run={**LITE.run, "max_steps": 40}),
-        replace(POCKET, eval_rows=200, run={**POCKET.run, "max_steps": 24}),
-    )
-}
+SCALE_OUT = _table(
+    replace(FULL, run={**FULL.run, "max_steps": 120}),
+    replace(LITE, run={**LITE.run, "max_steps": 40}),
+    replace(POCKET, eval_rows=200, run={**POCKET.run, "max_steps": 24}),
+)
 """The grid on several workers: that of the search, with fewer steps.
 
 It is trained twice, once to its end and once with halving.

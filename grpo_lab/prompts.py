@@ -6,6 +6,9 @@ It never shows a filled-in example such as "reasoning process here", because
 a policy soon learns that copying such a placeholder earns the format reward.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 REASONING_PROMPT = (
     "Solve the problem step by step. Write your steps between <reasoning> "
     "and </reasoning>, then only the final number between <answer> and "
@@ -79,3 +82,14 @@ def messages(question: str, system_prompt: str) -> list[dict[str, str]]:
         {"role": "system", "content": system_prompt},
         {"role": "user", "content": question},
     ]
+
+
+def longest_prompt(tokenizer: Any, prompts: Sequence[list[dict]]) -> int:
+    """Tokens of the longest prompt, rendered with the chat template."""
+    rendered = tokenizer.apply_chat_template(
+        list(prompts),
+        add_generation_prompt=True,
+        return_dict=True,
+        **TEMPLATE_VALUES,
+    )
+    return max(len(ids) for ids in rendered["input_ids"])

@@ -1,12 +1,13 @@
 """One run: from settings to a checked `trl.GRPOTrainer`, and its training.
 
-`build_trainer` is the only place in the package where a trainer is made.
-`check` holds the guards against settings that train without an error and
-teach nothing; the traps that they guard against are told beside each.
+`build_trainer` is the only place in the package where a trainer is made, and
+`train` does the steps: each writes completions, rewards them, takes one step
+of the optimiser, is recorded and leaves a checkpoint to go on from. What
+watches over it is in `guards`.
 """
 
 import csv
-import math
+import io
 import shutil
 import time
 import zipfile
@@ -22,14 +23,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch.utils.tensorboard import SummaryWriter
 from transformers import (
-    GenerationConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
-    PrinterCallback,
     TrainerCallback,
 )
 from trl import GRPOConfig, GRPOTrainer
 
+from grpo_lab import guards
 from grpo_lab.errors import LabError
 from grpo_lab.files import (
     read_json,
@@ -37,9 +37,10 @@ from grpo_lab.files import (
     write_json,
     write_whole,
 )
-from grpo_lab.models import compute_dtype, levers_in_force, precision_flags
-from grpo_lab.profiles import SCHEDULERS, RunSettings
+from grpo_lab.memory import Resolved
+from grpo_lab.models import compute_dtype, precision_flags
 from grpo_lab.prompts import TEMPLATE_VALUES
+from grpo_lab.settings import SCHEDULERS, RunSettings
 from grpo_lab.speed import trainer as speed
 from rewards.health import FAILURES, FailureLimit, Outcome
 
@@ -92,6 +93,100 @@ Progress = Callable[[int, int, dict], None]
 """Called after each optimiser step with step, total steps, metrics row."""
 
 
+# --- The run: rollout, reward, step, record ---------------------------------
+
+
+def build_trainer(
+    resolved: Resolved,
+    train_dataset: Dataset,
+    rewards: Sequence[Callable],
+    run_dir: Path,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    progress: Progress | None = None,
+    callbacks: Sequence[TrainerCallback] = (),
+) -> GRPOTrainer:
+    """A trainer for one run, checked and ready for `train`.
+
+    Args:
+        resolved: the run, from `memory.resolve`.
+        train_dataset: rows with `prompt` (messages) and what the reward
+            functions ask for; see `grpo_lab.data`.
+        rewards: reward functions with TRL's signature.
+        run_dir: the run's own directory; every write goes below it.
+        model: the base model, from `models.load_policy`; it is given an
+            adapter, and until `detach_adapter` it is this run's.
+        tokenizer: its tokenizer.
+        progress: called after each optimiser step.
+        callbacks: further ones, such as `Snapshots`.
+
+    Raises:
+        LabError: the settings would train without learning; see
+            `guards.check`.
+    """
+    settings, levers = resolved.settings, resolved.levers
+    _refuse_one_name_twice(rewards)
+    guards.keep_sampling_ours(model)
+    options = {
+        "model": model,
+        "reward_funcs": list(rewards),
+        "args": grpo_config(resolved, run_dir, len(train_dataset)),
+        "train_dataset": train_dataset,
+        "processing_class": tokenizer,
+        "peft_config": lora_config(settings),
+    }
+    if levers:
+        trainer = speed.FastTrainer(levers=levers, **options)
+    else:
+        trainer = GRPOTrainer(**options)
+    guards.prepare(trainer)
+    for callback in callbacks:
+        trainer.add_callback(callback)
+    # Last, for it marks a checkpoint as complete, after which nothing of its
+    # step is done again.
+    limit = FailureLimit(settings.max_failed_share)
+    trainer.add_callback(Recorder(run_dir, rewards, progress, limit))
+    guards.check(trainer, settings)
+    return trainer
+
+
+def train(trainer: GRPOTrainer, until: int | None = None) -> int:
+    """Train to the end, going on from the last whole checkpoint if any.
+
+    On a CPU the weights and metrics are bit for bit those of a run that was
+    never interrupted: a checkpoint holds adapter, optimiser, learning-rate
+    schedule and random state, and stands where new rollouts begin.
+
+    Args:
+        trainer: from `build_trainer`, with the same settings as before.
+        until: the optimiser step after which to stop for now; by default the
+            last one. The course of the learning rate is that of all steps.
+
+    Returns:
+        The step that was reached; a `StopWhen` may have ended it earlier.
+
+    Raises:
+        LabError: the checkpoint is of a run with other settings; or the run
+            can't go on, see `Recorder` and `guards.AdapterGuard`.
+    """
+    until = until or trainer.args.max_steps
+    checkpoint = last_checkpoint(trainer.args.output_dir)
+    if checkpoint:
+        _refuse_other_settings(checkpoint, trainer.args)
+        if step_of(checkpoint) >= until:
+            # The library would do one more step.
+            weights = load_file(checkpoint / "adapter_model.safetensors")
+            set_peft_model_state_dict(trainer.model, weights)
+            return step_of(checkpoint)
+    if until < trainer.args.max_steps:
+        trainer.add_callback(_StopAt(lambda step: step >= until))
+    trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
+    return trainer.state.global_step
+
+
+# --- What it is made of ------------------------------------------------------
+
+
 def lora_config(settings: RunSettings) -> LoraConfig:
     """The adapter of a run (Hu et al., 2021, arXiv:2106.09685)."""
     return LoraConfig(
@@ -105,15 +200,16 @@ def lora_config(settings: RunSettings) -> LoraConfig:
 
 
 def grpo_config(
-    settings: RunSettings, run_dir: Path, train_rows: int
+    resolved: Resolved, run_dir: Path, train_rows: int
 ) -> GRPOConfig:
     """TRL's configuration of a run, with every value that matters set.
 
     Args:
-        settings: the run.
+        resolved: the run, from `memory.resolve`.
         run_dir: where checkpoints and completions go.
         train_rows: questions in the training set; it gives the steps.
     """
+    settings = resolved.settings
     steps = settings.steps(train_rows)
     return GRPOConfig(
         output_dir=str(run_dir),
@@ -143,8 +239,7 @@ def grpo_config(
         per_device_train_batch_size=settings.micro_batch,
         gradient_accumulation_steps=settings.accumulation_steps,
         max_steps=steps,
-        gradient_checkpointing=settings.gradient_checkpointing
-        and "no_checkpointing" not in levers_in_force(settings),
+        gradient_checkpointing=resolved.gradient_checkpointing,
         **precision_flags(),
         use_cpu=not torch.cuda.is_available(),
         # What is kept
@@ -164,60 +259,6 @@ def grpo_config(
     )
 
 
-def build_trainer(
-    settings: RunSettings,
-    train_dataset: Dataset,
-    rewards: Sequence[Callable],
-    run_dir: Path,
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    progress: Progress | None = None,
-    callbacks: Sequence[TrainerCallback] = (),
-) -> GRPOTrainer:
-    """A trainer for one run, checked and ready for `train`.
-
-    Args:
-        settings: the run.
-        train_dataset: rows with `prompt` (messages) and what the reward
-            functions ask for; see `grpo_lab.data`.
-        rewards: reward functions with TRL's signature.
-        run_dir: the run's own directory; every write goes below it.
-        model: the base model, from `models.load_policy`; it is given an
-            adapter, and until `release` takes that off it is this run's.
-        tokenizer: its tokenizer.
-        progress: called after each optimiser step.
-        callbacks: further ones, such as `Snapshots`.
-
-    Raises:
-        LabError: the settings would train without learning; see `check`.
-    """
-    _refuse_one_name_twice(rewards)
-    keep_sampling_ours(model)
-    levers = levers_in_force(settings)
-    options = {
-        "model": model,
-        "reward_funcs": list(rewards),
-        "args": grpo_config(settings, run_dir, len(train_dataset)),
-        "train_dataset": train_dataset,
-        "processing_class": tokenizer,
-        "peft_config": lora_config(settings),
-    }
-    trainer = (
-        speed.FastTrainer(levers=levers, **options)
-        if levers
-        else GRPOTrainer(**options)
-    )
-    prepare(trainer)
-    for callback in callbacks:
-        trainer.add_callback(callback)
-    # Last, for it marks a checkpoint as complete, after which nothing of its
-    # step is done again.
-    limit = FailureLimit(settings.max_failed_share)
-    trainer.add_callback(Recorder(run_dir, rewards, progress, limit))
-    check(trainer, settings)
-    return trainer
-
-
 def _refuse_one_name_twice(rewards: Sequence[Callable]) -> None:
     names = [reward.__name__ for reward in rewards]
     twice = sorted({name for name in names if names.count(name) > 1})
@@ -227,175 +268,6 @@ def _refuse_one_name_twice(rewards: Sequence[Callable]) -> None:
             "reward is logged under its name. Give one of them another: "
             "other_name = with_options(reward); other_name.__name__ = "
             "'other_name'. Of two reward files, rename one."
-        )
-
-
-def keep_sampling_ours(model: PreTrainedModel) -> None:
-    """Forget the sampling values that a model brings along.
-
-    `generate` fills every value that a caller leaves at its default from the
-    model's own generation config, so that a temperature of 1.0 would quietly
-    become the 0.7 of Qwen2.5. Only the token ids are kept.
-    """
-    own = model.generation_config
-    model.generation_config = GenerationConfig(
-        bos_token_id=own.bos_token_id,
-        eos_token_id=own.eos_token_id,
-        pad_token_id=own.pad_token_id,
-    )
-
-
-def prepare(trainer: GRPOTrainer) -> None:
-    """Make a trainer that was built by hand safe to train.
-
-    TRL casts the adapters of a quantised model to bfloat16. A rate of 5e-6
-    then changes about one weight in seventy, the rest is rounded away, and
-    with float16 the gradient scaler crashes; so they go back to float32.
-    Also adds the guard that watches whether the adapters move, and after a
-    resume the right order of questions and the right learning rate.
-    """
-    for parameter in trainer.model.parameters():
-        if parameter.requires_grad:
-            parameter.data = parameter.data.float()
-    trainer.add_callback(AdapterGuard())
-    trainer.add_callback(QuestionOrder())
-    trainer.add_callback(RateInForce())
-    # It prints every metric of every step; `metrics.csv` has them all.
-    trainer.remove_callback(PrinterCallback)
-
-
-def check(trainer: GRPOTrainer, settings: RunSettings) -> None:
-    """Refuse a trainer that would run without learning what it should.
-
-    Args:
-        trainer: built by `build_trainer`, or by hand and then `prepare`d.
-        settings: the run that the trainer is meant to be.
-
-    Raises:
-        LabError: names the first fault found, and what to change.
-    """
-    _check_trainable(trainer.model)
-    _check_four_bit(trainer.model, settings)
-    _check_sampling(trainer, settings)
-    _check_lengths(trainer, settings)
-    if len(trainer.train_dataset) < settings.prompts_per_step:
-        raise LabError(
-            f"There are {len(trainer.train_dataset)} training questions, "
-            f"but a step takes {settings.prompts_per_step} different ones "
-            "(COMPLETIONS_PER_STEP / NUM_GENERATIONS), so no step could be "
-            f"made. Type TRAIN_ROWS = {settings.prompts_per_step} or more."
-        )
-    if trainer.args.n_gpu > 1:
-        raise LabError(
-            f"This process sees {trainer.args.n_gpu} GPUs and would split "
-            "each batch over them, which a 4-bit model can't do. Set the "
-            "environment variable CUDA_VISIBLE_DEVICES=0 before you start."
-        )
-    if trainer.args.eval_strategy != "no":
-        raise LabError(
-            "This trainer would evaluate during training, but TRL evaluates "
-            "by sampling at the training temperature, and that is no "
-            "accuracy. Leave eval_strategy at 'no' and use "
-            "grpo_lab.evaluation, which decodes greedily."
-        )
-
-
-def _check_trainable(model: PreTrainedModel) -> None:
-    trainable = {
-        name: parameter.dtype
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad
-    }
-    if not trainable or any("lora_" not in name for name in trainable):
-        raise LabError(
-            f"This trainer would train {len(trainable)} tensors that are not "
-            "all adapters. Give it peft_config=lora_config(settings) and a "
-            "base model without adapters."
-        )
-    low = [n for n, dtype in trainable.items() if dtype != torch.float32]
-    if low:
-        raise LabError(
-            f"{len(low)} adapter tensors are in 16 bit, where a small "
-            "learning rate is rounded away. Call training.prepare(trainer) "
-            "after you have built the trainer and before train()."
-        )
-
-
-def _check_four_bit(model: PreTrainedModel, settings: RunSettings) -> None:
-    quantised = [
-        module
-        for module in model.modules()
-        if type(module).__name__ == "Linear4bit"
-    ]
-    if settings.load_in_4bit != bool(quantised):
-        wanted = "in 4 bit" if settings.load_in_4bit else "unquantised"
-        raise LabError(
-            f"The settings ask for a base model {wanted}, but the one that "
-            "was loaded is not. Load it with models.load_policy(name, "
-            f"load_in_4bit={settings.load_in_4bit})."
-        )
-    # On such CPUs one forward pass in eval mode repacks the weights for
-    # inference, and from then on no gradient passes through them.
-    if any(
-        getattr(module, "support_avx512bf16_for_cpu", False)
-        for module in quantised
-    ):
-        raise LabError(
-            "On this CPU a 4-bit layer stops passing gradients after its "
-            "first forward pass in eval mode. Load the model with "
-            "models.load_policy, which switches that off."
-        )
-
-
-def _check_sampling(trainer: GRPOTrainer, settings: RunSettings) -> None:
-    in_force = trainer.generation_config
-    expected = {
-        "temperature": settings.temperature,
-        "top_p": settings.top_p,
-        "top_k": settings.top_k,
-        "min_p": None,
-        "repetition_penalty": 1.0,
-        "max_new_tokens": settings.max_completion_length,
-        "do_sample": True,
-    }
-    own = trainer.model.generation_config.to_diff_dict()
-    for name, value in expected.items():
-        found = getattr(in_force, name)
-        if found != value or (name in own and own[name] != value):
-            raise LabError(
-                f"The rollouts would use {name}={own.get(name, found)} "
-                f"instead of {value}: the model's own generation config "
-                "wins. Call training.keep_sampling_ours(model) before you "
-                "build the trainer."
-            )
-
-
-def _check_lengths(trainer: GRPOTrainer, settings: RunSettings) -> None:
-    longest = longest_prompt(
-        trainer.processing_class, trainer.train_dataset["prompt"]
-    )
-    check_context(trainer.model, longest, settings.max_completion_length)
-
-
-def check_context(
-    model: PreTrainedModel, longest: int, max_completion_length: int
-) -> None:
-    """The longest prompt and a full completion must fit the context.
-
-    Args:
-        model: the policy or its base model.
-        longest, max_completion_length: both in tokens.
-
-    Raises:
-        LabError: they don't; says how long a completion may be.
-    """
-    context = model.config.max_position_embeddings
-    if longest + max_completion_length > context:
-        raise LabError(
-            f"The longest prompt has {longest} tokens, and with "
-            f"MAX_COMPLETION_LENGTH = {max_completion_length} that "
-            f"is more than the model's context of {context}. Type "
-            f"MAX_COMPLETION_LENGTH = {max(1, context - longest)} or less."
         )
 
 
@@ -417,7 +289,7 @@ def facts(trainer: GRPOTrainer) -> pd.DataFrame:
     rows = {
         "parameters of the base model": f"{total - count:,}",
         "trainable parameters": f"{count:,}",
-        "layers with an adapter": len(adapter_layers(model)),
+        "layers with an adapter": len(guards.adapter_layers(model)),
         "stored as, base (uint8 holds two 4-bit weights)": _types(frozen),
         "stored as, adapters": _types({str(p.dtype) for p in trainable}),
         "computed in": _types({str(compute_dtype())}),
@@ -438,139 +310,7 @@ def _types(names: set[str]) -> str:
     return ", ".join(sorted(name.removeprefix("torch.") for name in names))
 
 
-def longest_prompt(
-    tokenizer: PreTrainedTokenizerBase, prompts: Sequence[list[dict]]
-) -> int:
-    """Tokens of the longest prompt, rendered with the chat template."""
-    rendered = tokenizer.apply_chat_template(
-        list(prompts),
-        add_generation_prompt=True,
-        return_dict=True,
-        **TEMPLATE_VALUES,
-    )
-    return max(len(ids) for ids in rendered["input_ids"])
-
-
-class AdapterGuard(TrainerCallback):
-    """Stops a run whose adapters do not move although they should.
-
-    A wrong dtype, a repacked 4-bit layer or a frozen tensor lets training go
-    on without an error and without learning. At the first optimiser step
-    that has a learning rate above 0 and a gradient that is finite and not
-    all 0, every layer that carries an adapter must change.
-    """
-
-    def __init__(self) -> None:
-        self.before: dict[str, list[torch.Tensor]] = {}
-        self.done = False
-
-    def on_pre_optimizer_step(
-        self, args, state, control, model=None, optimizer=None, **kwargs
-    ) -> None:
-        """Remember the adapters, if this step ought to change them."""
-        if self.done:
-            return
-        layers = adapter_layers(model)
-        silent = [
-            name
-            for name, tensors in layers.items()
-            if all(tensor.grad is None for tensor in tensors)
-        ]
-        if silent:
-            raise LabError(_not_learning("have no gradient", silent))
-        has_rate = any(group["lr"] > 0 for group in optimizer.param_groups)
-        gradients = [
-            tensor.grad
-            for tensors in layers.values()
-            for tensor in tensors
-            if tensor.grad is not None
-        ]
-        # In float16 the scaler skips a step whose gradients overflow.
-        finite = all(gradient.isfinite().all() for gradient in gradients)
-        has_gradient = any(gradient.any() for gradient in gradients)
-        if has_rate and finite and has_gradient:
-            self.before = {
-                name: [tensor.detach().clone() for tensor in tensors]
-                for name, tensors in layers.items()
-            }
-
-    def on_optimizer_step(
-        self, args, state, control, model=None, **kwargs
-    ) -> None:
-        """Compare with what was remembered."""
-        if self.done or not self.before:
-            return
-        still = [
-            name
-            for name, tensors in adapter_layers(model).items()
-            if all(
-                torch.equal(old, new)
-                for old, new in zip(self.before[name], tensors, strict=True)
-            )
-        ]
-        if still:
-            raise LabError(_not_learning("did not change", still))
-        self.before, self.done = {}, True
-
-
-def _not_learning(what: str, layers: list[str]) -> str:
-    return (
-        f"The adapters of {len(layers)} layers {what} in an optimiser step "
-        f"that should have trained them ({layers[0]}, ...), so this run "
-        "would learn nothing. Load the model with models.load_policy and "
-        "build the trainer with training.build_trainer; if you did, see "
-        "'The adapters do not change' in TROUBLESHOOTING.md."
-    )
-
-
-def adapter_layers(model: PreTrainedModel) -> dict[str, list[torch.Tensor]]:
-    """The trainable tensors of each layer that carries an adapter."""
-    layers: dict[str, list[torch.Tensor]] = {}
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            layers.setdefault(name.split(".lora_")[0], []).append(parameter)
-    return layers
-
-
-class QuestionOrder(TrainerCallback):
-    """Takes up the order of the questions where a checkpoint left it.
-
-    TRL draws a new order for each pass over the data from one generator,
-    which no checkpoint holds, so that a run resumed in its second pass would
-    see the order of the first once more.
-    """
-
-    def on_train_begin(
-        self, args, state, control, train_dataloader=None, **kwargs
-    ) -> None:
-        """Draw the orders of the passes that are over."""
-        for _ in range(int(state.epoch)):
-            next(iter(train_dataloader.batch_sampler.sampler))
-
-
-class RateInForce(TrainerCallback):
-    """Sees that the learning rate of the settings is the one that trains.
-
-    A checkpoint brings its optimiser and its schedule along, and with them
-    the rate of the run that wrote it, whatever the new settings say.
-    """
-
-    def on_train_begin(
-        self, args, state, control, optimizer=None, lr_scheduler=None, **kwargs
-    ) -> None:
-        """Set the rate in the optimiser and in the schedule."""
-        schedule = getattr(lr_scheduler, "scheduler", lr_scheduler)
-        if not hasattr(schedule, "lr_lambdas"):
-            return  # of a trainer built by hand: no course that is known
-        count = len(schedule.base_lrs)
-        schedule.base_lrs = [args.learning_rate] * count
-        rates = [
-            args.learning_rate * factor(schedule.last_epoch)
-            for factor in schedule.lr_lambdas
-        ]
-        schedule._last_lr = rates
-        for group, rate in zip(optimizer.param_groups, rates, strict=True):
-            group["initial_lr"], group["lr"] = args.learning_rate, rate
+# --- What is recorded --------------------------------------------------------
 
 
 class Recorder(TrainerCallback):
@@ -588,28 +328,30 @@ class Recorder(TrainerCallback):
         progress: Progress | None,
         limit: FailureLimit,
     ) -> None:
-        self.limit = limit
+        self.limit, self.progress = limit, progress
         self.path = Path(run_dir) / "metrics.csv"
         self.board_dir = Path(run_dir) / "tensorboard"
-        self.names = dict(METRICS)
-        for reward in rewards:
-            name = reward.__name__
-            self.names[name] = f"rewards/{name}/mean"
-        self.columns = ["step", *self.names, "failed_share"]
-        self.columns += ["seconds", "memory_gib"]
-        self.progress = progress
+        own = {f.__name__: f"rewards/{f.__name__}/mean" for f in rewards}
+        self.names = METRICS | own
+        self.columns = [
+            "step", *self.names, "failed_share", "seconds", "memory_gib",
+        ]  # fmt: skip
         self.started = 0.0
 
     def on_train_begin(self, args, state, control, **kwargs) -> None:
         """Start the files, or go on where the checkpoint left off."""
+        # A killed run may have logged a step that no checkpoint holds: it
+        # will be done again, so its row must not stand twice.
         kept = [
             row
             for row in read_metrics(self.path)
             if row["step"] <= state.global_step
         ]
-        # A killed run may have logged a step that no checkpoint holds: it
-        # will be done again, so its row must not stand twice.
-        write_whole(self.path, _csv_text(self.columns, kept))
+        text = io.StringIO()
+        table = csv.DictWriter(text, self.columns, extrasaction="ignore")
+        table.writeheader()
+        table.writerows(kept)
+        write_whole(self.path, text.getvalue())
         if torch.cuda.is_available():  # forget the base model's evaluation
             torch.cuda.reset_peak_memory_stats()
         self.board = SummaryWriter(
@@ -624,17 +366,17 @@ class Recorder(TrainerCallback):
         """Write one row; the summary at the end of training is no row."""
         if "reward" not in logs:
             return
-        row = {"step": state.global_step}
-        row |= {name: logs.get(key) for name, key in self.names.items()}
-        row["entropy"] = logs.get(speed.ENTROPY, row["entropy"])
         outcomes = _outcome_shares(logs)
-        row["failed_share"] = max(
-            (v for k, v in outcomes.items() if k.endswith("/failed")),
-            default=None,
-        )
-        row["seconds"] = round(time.monotonic() - self.started, 3)
-        row["memory_gib"] = round(memory_in_use(), 3)
-        self._stop_on_nan(row, args.fp16)
+        failed = [v for k, v in outcomes.items() if k.endswith("/failed")]
+        row = {
+            "step": state.global_step,
+            **{name: logs.get(key) for name, key in self.names.items()},
+            "failed_share": max(failed, default=None),
+            "seconds": round(time.monotonic() - self.started, 3),
+            "memory_gib": round(memory_in_use(), 3),
+        }
+        row["entropy"] = logs.get(speed.ENTROPY, row["entropy"])
+        guards.stop_on_nan(row, args.fp16)
         with self.path.open("a", newline="") as file:
             csv.DictWriter(file, self.columns).writerow(row)
         for name, value in (row | outcomes).items():
@@ -655,18 +397,18 @@ class Recorder(TrainerCallback):
         """Close TensorBoard's file."""
         self.board.close()
 
-    def _stop_on_nan(self, row: dict, fp16: bool) -> None:
-        watched = ["reward", "loss"] + ([] if fp16 else ["grad_norm"])
-        for name in watched:
-            value = row[name]
-            if value is None or not math.isfinite(value):
-                raise LabError(
-                    f"The {name} of step {row['step']} is {value}, so every "
-                    "later step would be lost. A learning rate that is too "
-                    "high is the usual cause, a reward function that "
-                    "returns no number the other: lower the rate, or "
-                    "test the reward on a few completions."
-                )
+
+def _outcome_shares(logs: dict) -> dict[str, float]:
+    """What the rewards say about their grading, among all that TRL logs."""
+    kinds = ("failed", Outcome.NO_ANSWER, *FAILURES)
+    return {k: v for k, v in logs.items() if k.rpartition("/")[2] in kinds}
+
+
+def memory_in_use() -> float:
+    """GiB: the GPU's peak so far, or what this process holds on a CPU."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / 2**30
+    return psutil.Process().memory_info().rss / 2**30
 
 
 class Snapshots(TrainerCallback):
@@ -700,25 +442,7 @@ def snapshots(run_dir: Path) -> dict[int, Path]:
     return {step: Path(run_dir) / SNAPSHOTS / str(step) for step in steps}
 
 
-def _outcome_shares(logs: dict) -> dict[str, float]:
-    """What the rewards say about their grading, among all that TRL logs."""
-    kinds = ("failed", Outcome.NO_ANSWER, *FAILURES)
-    return {k: v for k, v in logs.items() if k.rpartition("/")[2] in kinds}
-
-
-def memory_in_use() -> float:
-    """GiB: the GPU's peak so far, or what this process holds on a CPU."""
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated() / 2**30
-    return psutil.Process().memory_info().rss / 2**30
-
-
-def _csv_text(columns: list[str], rows: list[dict]) -> str:
-    lines = [",".join(columns)]
-    for row in rows:
-        cells = [row.get(column) for column in columns]
-        lines.append(",".join("" if c is None else str(c) for c in cells))
-    return "\r\n".join(lines) + "\r\n"
+# --- Where it begins and ends ------------------------------------------------
 
 
 class StopWhen(TrainerCallback):
@@ -744,41 +468,7 @@ class _StopAt(StopWhen):
     """One more, of a type of its own, as transformers wants it."""
 
 
-def train(trainer: GRPOTrainer, until: int | None = None) -> int:
-    """Train to the end, going on from the last whole checkpoint if any.
-
-    On a CPU the weights and metrics are bit for bit those of a run that was
-    never interrupted: a checkpoint holds adapter, optimiser, learning-rate
-    schedule and random state, and stands where new rollouts begin.
-
-    Args:
-        trainer: from `build_trainer`, with the same settings as before.
-        until: the optimiser step after which to stop for now; by default the
-            last one. The course of the learning rate is that of all steps.
-
-    Returns:
-        The step that was reached; a `StopWhen` may have ended it earlier.
-
-    Raises:
-        LabError: the checkpoint is of a run with other settings; or the run
-            can't go on, see `Recorder` and `AdapterGuard`.
-    """
-    until = until or trainer.args.max_steps
-    checkpoint = last_checkpoint(trainer.args.output_dir)
-    if checkpoint:
-        _refuse_other_settings(checkpoint, trainer.args)
-        if step_of(checkpoint) >= until:
-            # The library would do one more step.
-            weights = load_file(checkpoint / "adapter_model.safetensors")
-            set_peft_model_state_dict(trainer.model, weights)
-            return step_of(checkpoint)
-    if until < trainer.args.max_steps:
-        trainer.add_callback(_StopAt(lambda step: step >= until))
-    trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
-    return trainer.state.global_step
-
-
-def release(trainer: GRPOTrainer) -> PreTrainedModel:
+def detach_adapter(trainer: GRPOTrainer) -> PreTrainedModel:
     """The base model of a trainer that is done, for the next run.
 
     Without adapter, hooks, checkpointing and TRL's output layer; its mode
@@ -794,7 +484,7 @@ def release(trainer: GRPOTrainer) -> PreTrainedModel:
     return base
 
 
-def take_over(checkpoint: Path, arguments: GRPOConfig) -> None:
+def warm_start(checkpoint: Path, arguments: GRPOConfig) -> None:
     """Let a new run begin where a checkpoint of another one stands.
 
     It gets that run's adapter, the moments of its optimiser and its step.
@@ -819,7 +509,7 @@ def take_over(checkpoint: Path, arguments: GRPOConfig) -> None:
     part.rename(folder)
 
 
-def prolong(trainer: GRPOTrainer) -> None:
+def extend(trainer: GRPOTrainer) -> None:
     """Let a run go on for more steps than it was meant to have.
 
     Args:
@@ -834,7 +524,7 @@ def prolong(trainer: GRPOTrainer) -> None:
         return
     if trainer.args.lr_scheduler_type != SCHEDULERS["constant"]:
         raise LabError(
-            "Only a run with a constant learning rate can be prolonged: "
+            "Only a run with a constant learning rate can be extended: "
             f"with {trainer.args.lr_scheduler_type} every step so far had "
             "the rate of a shorter run. Start a new run with more steps."
         )

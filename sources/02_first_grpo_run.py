@@ -99,11 +99,11 @@ OUTPUT_DIR: str = "runs/02_first_grpo_run"  # every file is written below it
 from dataclasses import replace
 from pathlib import Path
 
-from grpo_lab import models, parameters, profiles
+from grpo_lab import memory, models, parameters, profiles
 
 globals().update(parameters.check(globals()))
 
-device = models.device_memory()
+device = memory.device_memory()
 profile = profiles.choose(
     PROFILE, device.memory if device.is_gpu else 0, profiles.FIRST_RUN
 )
@@ -213,14 +213,15 @@ figures.reward_table(completions, r"So $\boxed{\frac{1}{2}}$.", COOKBOOK)
 # compare with.
 
 # %%
-from grpo_lab import evaluation, grid, training
+from grpo_lab import evaluation, grid, guards, training
 
 by_hand = replace(settings, levers=())  # the trainer below is TRL's own
 run = grid.open_run(by_hand, splits, COOKBOOK, output_dir / "run")
 policy, tokenizer = models.load_policy(settings.model, settings.load_in_4bit)
-longest = training.longest_prompt(tokenizer, splits.train["prompt"])
-training.check_context(policy, longest, settings.max_completion_length)
+longest = prompts.longest_prompt(tokenizer, splits.train["prompt"])
+guards.check_context(policy, longest, settings.max_completion_length)
 grid.check_memory([settings], longest)
+resolved = memory.resolve(settings, longest)
 print(f"{run.directory} can be used, and the run fits into memory.")
 
 # %% [markdown]
@@ -233,7 +234,7 @@ judging = {
     "batch_size": profile.eval_batch_size,
     "grader": evaluation.LATEX,
     # the same answers in less time
-    "levers": models.levers_in_force(settings),
+    "levers": resolved.levers,
 }
 base_file = run.directory / "base.json"
 before = evaluation.Evaluation.load(base_file)
@@ -335,7 +336,7 @@ arguments = GRPOConfig(
 # this lesson would stop here.
 
 # %%
-built = training.grpo_config(settings, run.directory, len(splits.train))
+built = training.grpo_config(resolved, run.directory, len(splits.train))
 in_force = training.values_in_force(arguments)
 assert in_force.equals(training.values_in_force(built))
 
@@ -464,7 +465,7 @@ from trl import GRPOTrainer
 
 from rewards import FailureLimit
 
-training.keep_sampling_ours(policy)
+guards.keep_sampling_ours(policy)
 trainer = GRPOTrainer(
     model=policy,
     reward_funcs=list(COOKBOOK),
@@ -473,7 +474,7 @@ trainer = GRPOTrainer(
     processing_class=tokenizer,
     peft_config=adapter,
 )
-training.prepare(trainer)
+guards.prepare(trainer)
 trainer.model.print_trainable_parameters()
 
 # %% [markdown]
@@ -495,7 +496,7 @@ recorder = training.Recorder(
 )
 trainer.add_callback(training.Snapshots(every=max(1, steps // 4)))
 trainer.add_callback(recorder)
-training.check(trainer, settings)
+guards.check(trainer, settings)
 
 # %% [markdown]
 # ## Train
@@ -556,7 +557,7 @@ print(".venv/bin/tensorboard --host localhost --logdir", run.directory)
 from peft import PeftModel
 
 trainer = policy = None  # their memory can be used again
-models.free_memory()
+memory.free_memory()
 base, tokenizer = models.load_policy(settings.model, settings.load_in_4bit)
 trained = PeftModel.from_pretrained(base, run.adapter)
 after = evaluation.evaluate(trained, tokenizer, splits.eval, **judging)
@@ -632,13 +633,13 @@ else:
 
 # %%
 def train_variant(name, rewards, changed, callbacks=()):
-    models.free_memory()
+    memory.free_memory()
     folder = output_dir / "variants" / name
     variant = grid.open_run(changed, splits, rewards, folder)
     policy, tokenizer = models.load_policy(changed.model, changed.load_in_4bit)
     trainer = training.build_trainer(
-        changed, splits.train, rewards, folder, policy, tokenizer,
-        callbacks=callbacks,
+        memory.resolve(changed, longest), splits.train, rewards, folder,
+        policy, tokenizer, callbacks=callbacks,
     )  # fmt: skip
     training.train(trainer)
     return variant
@@ -701,10 +702,10 @@ from rewards import RewardError
 
 policy, tokenizer = models.load_policy(settings.model, settings.load_in_4bit)
 dropping = training.grpo_config(
-    settings, output_dir / "variants" / "dropped", len(splits.train)
+    resolved, output_dir / "variants" / "dropped", len(splits.train)
 )
 dropping.remove_unused_columns = True
-training.keep_sampling_ours(policy)
+guards.keep_sampling_ours(policy)
 trainer = GRPOTrainer(
     model=policy,
     reward_funcs=list(COOKBOOK),

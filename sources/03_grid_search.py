@@ -97,12 +97,12 @@ OUTPUT_DIR: str = "runs/03_grid_search"  # every file is written below it
 # %%
 from pathlib import Path
 
-from grpo_lab import models, parameters, profiles
+from grpo_lab import memory, models, parameters, profiles
 from grpo_lab.speed import levers
 
 globals().update(parameters.check(globals()))
 
-device = models.device_memory()
+device = memory.device_memory()
 profile = profiles.choose(PROFILE, device.memory if device.is_gpu else 0)
 overrides = {
     "max_steps": MAX_STEPS,
@@ -157,8 +157,8 @@ from rewards import FIVE_PART
 grid_dir = output_dir / "grid"
 engine = {"engine": ENGINE}
 if ENGINE == "ray":
-    gpus = GPUS or float(device.is_gpu)
-    engine |= {"address": ADDRESS, "cpus": CPUS, "gpus": gpus}
+    engine |= {"address": ADDRESS, "cpus": CPUS}
+    engine["gpus"] = GPUS or float(device.is_gpu)
 grid.check(settings, splits, FIVE_PART, grid_dir, **engine)
 print(f"{grid_dir} can be used.")
 
@@ -226,11 +226,12 @@ figures.reward_table(completions, "#### 7", FIVE_PART)
 # policy that is loaded now writes for the purpose.
 
 # %%
-from grpo_lab import training
+from grpo_lab import guards, prompts, training
 
-longest = training.longest_prompt(tokenizer, splits.train["prompt"])
+gpus = engine.get("gpus", 1.0)
+longest = prompts.longest_prompt(tokenizer, splits.train["prompt"])
 pace = grid.measure_pace(policy, tokenizer, first, splits)
-plan = grid.estimates(settings, len(splits.train), longest, pace)
+plan = grid.estimates(settings, len(splits.train), longest, pace, gpus)
 figures.grid_table(plan)
 
 # %% [markdown]
@@ -241,7 +242,7 @@ figures.grid_table(plan)
 # setting to lower first.
 
 # %%
-grid.check_memory(settings, longest)
+grid.check_memory(settings, longest, gpus)
 print("Every run fits.")
 
 # %% [markdown]
@@ -295,8 +296,6 @@ print(f"on {', '.join(first.target_modules)}")
 # %%
 from trl import GRPOConfig
 
-from grpo_lab import prompts
-
 steps = first.steps(len(splits.train))
 arguments = GRPOConfig(
     output_dir=str(output_dir / "one_run"),
@@ -343,7 +342,7 @@ arguments = GRPOConfig(
 # %%
 from trl import GRPOTrainer
 
-training.keep_sampling_ours(policy)
+guards.keep_sampling_ours(policy)
 trainer = GRPOTrainer(
     model=policy,
     reward_funcs=list(FIVE_PART),
@@ -352,8 +351,8 @@ trainer = GRPOTrainer(
     processing_class=tokenizer,
     peft_config=adapter,
 )
-training.prepare(trainer)
-training.check(trainer, first)
+guards.prepare(trainer)
+guards.check(trainer, first)
 figures.table(training.facts(trainer))
 
 # %% [markdown]
@@ -363,12 +362,15 @@ figures.table(training.facts(trainer))
 # trainer no longer.
 
 # %%
-built = training.grpo_config(first, output_dir / "one_run", len(splits.train))
+resolved = memory.resolve(first, longest, memory.Share.of_gpus(gpus))
+built = training.grpo_config(
+    resolved, output_dir / "one_run", len(splits.train)
+)
 in_force = training.values_in_force(arguments)
 assert in_force.equals(training.values_in_force(built))
 
 del trainer, policy
-models.free_memory()
+memory.free_memory()
 figures.table(in_force)
 
 # %% [markdown]
@@ -387,9 +389,8 @@ figures.table(in_force)
 # %%
 import pandas as pd
 
-on = models.levers_in_force(first)
 rows = [
-    (name, "on" if name in on else "off", what)
+    (name, "on" if name in resolved.levers else "off", what)
     for name, what in levers.LEVERS.items()
 ]
 figures.table(pd.DataFrame(rows, columns=["lever", "here", "what it does"]))

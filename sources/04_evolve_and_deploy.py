@@ -80,12 +80,12 @@ OUTPUT_DIR: str = "runs/04_evolve_and_deploy"  # all files go below it
 # %%
 from pathlib import Path
 
-from grpo_lab import models, parameters, profiles
+from grpo_lab import memory, parameters, profiles
 from grpo_lab.files import own_directory
 
 globals().update(parameters.check(globals()))
 
-device = models.device_memory()
+device = memory.device_memory()
 profile = profiles.choose(
     PROFILE, device.memory if device.is_gpu else 0, profiles.EVOLUTION
 )

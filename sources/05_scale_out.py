@@ -91,12 +91,12 @@ SEED: int = 42  # of the adapters, the rollouts and the choice of questions
 OUTPUT_DIR: str = "runs/05_scale_out"  # every file is written below it
 
 # %%
-from grpo_lab import models, parameters, profiles
+from grpo_lab import memory, parameters, profiles
 from grpo_lab.files import own_directory
 
 globals().update(parameters.check(globals()))
 
-device = models.device_memory()
+device = memory.device_memory()
 profile = profiles.choose(
     PROFILE, device.memory if device.is_gpu else 0, profiles.SCALE_OUT
 )

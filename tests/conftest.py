@@ -19,7 +19,7 @@ from pathlib import Path  # noqa: E402
 
 import pytest  # noqa: E402
 
-from grpo_lab.profiles import RunSettings  # noqa: E402
+from grpo_lab.settings import RunSettings  # noqa: E402
 
 # A shell that starts the suite in the background has it ignore Ctrl-C, and
 # every child process would inherit that.
@@ -202,6 +202,42 @@ def quick_settings(model: Path | str, **overrides) -> RunSettings:
         "max_grad_norm": 1.0,
     }
     return RunSettings(**{**values, **overrides})
+
+
+def refusal(function, *arguments, **options) -> str:
+    """The message of the error that a call ends in; one paragraph."""
+    from grpo_lab.errors import LabError
+
+    with pytest.raises(LabError) as caught:
+        function(*arguments, **options)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def pretend_gpu(monkeypatch, capability: tuple[int, int]) -> None:
+    """Let PyTorch say that there is a GPU of that compute capability."""
+    from torch import cuda
+
+    monkeypatch.setattr(cuda, "is_available", lambda: True)
+    monkeypatch.setattr(cuda, "get_device_capability", lambda *_: capability)
+    # A T4 says True here, because bf16 is emulated.
+    monkeypatch.setattr(cuda, "is_bf16_supported", lambda *_, **__: True)
+
+
+def four_bit_layers(model) -> list:
+    """The quantised layers of a model."""
+    from bitsandbytes.nn import Linear4bit
+
+    return [m for m in model.modules() if isinstance(m, Linear4bit)]
+
+
+def resolved(settings: RunSettings, tokenizer, rows):
+    """What is decided for a run on these rows, on this machine."""
+    from grpo_lab import memory, prompts
+
+    longest = prompts.longest_prompt(tokenizer, rows["prompt"])
+    return memory.resolve(settings, longest)
 
 
 def count_loads(monkeypatch) -> list[tuple]:

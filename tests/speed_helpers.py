@@ -1,6 +1,7 @@
 """Runs of the pocket models whose tokens and gradients can be compared."""
 
 import torch
+from conftest import resolved
 from trl.trainer.utils import pad
 
 from grpo_lab import models, training
@@ -82,7 +83,12 @@ def built(settings, rows, run_dir, rewards=FIVE_PART, moved=True):
         settings.model, settings.load_in_4bit
     )
     trainer = training.build_trainer(
-        settings, rows, rewards, run_dir, model, tokenizer
+        resolved(settings, tokenizer, rows),
+        rows,
+        rewards,
+        run_dir,
+        model,
+        tokenizer,
     )
     if moved:
         generator = torch.Generator().manual_seed(3)

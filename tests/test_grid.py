@@ -21,7 +21,7 @@ from ray_grid import assert_same
 from safetensors.torch import load_file, save_file
 
 import rewards
-from grpo_lab import evaluation, grid, models, training
+from grpo_lab import evaluation, grid, memory, models, training
 from grpo_lab.errors import LabError
 from grpo_lab.evaluation import Evaluation
 from grpo_lab.grid import plan
@@ -114,6 +114,9 @@ def test_every_setting_makes_another_run(tiny_qwen, tiny_splits):
         "model": str(tiny_qwen.parent),
         "completions_per_step": 8,
         "top_p": 0.9,
+        "top_k": 5,
+        "adam_beta1": 0.8,
+        "adam_beta2": 0.95,
     }
     for field in dataclasses.fields(RunSettings):
         value = getattr(one, field.name)
@@ -302,7 +305,7 @@ def test_the_adapter_is_what_was_evaluated(whole):
     policy = PeftModel.from_pretrained(policy, run.adapter)
     again = evaluation.evaluate(
         policy, tokenizer, killed_grid.questions().eval, 8, 3,
-        levers=models.levers_in_force(run.settings),
+        levers=memory.resolve(run.settings, 100).levers,
     )  # fmt: skip
     assert again.answers == run.evaluation.answers
 

@@ -6,7 +6,7 @@ import json
 import pandas as pd
 import pytest
 import torch
-from conftest import quick_settings
+from conftest import quick_settings, resolved
 from fake_grid import graded
 from killed_grid import variety
 from safetensors.torch import load_file
@@ -246,8 +246,9 @@ def test_evaluation_at_a_rung_leaves_the_policy_as_it_was(
         for until in (*stops, 3):
             model, tokenizer = load_policy(quick.model, quick.load_in_4bit)
             trainer = training.build_trainer(
-                quick, tiny_splits.train, [variety], tmp_path / place,
-                model, tokenizer,
+                resolved(quick, tokenizer, tiny_splits.train),
+                tiny_splits.train, [variety], tmp_path / place, model,
+                tokenizer,
             )  # fmt: skip
             assert training.train(trainer, until=until) == until
             evaluation.evaluate(
@@ -284,10 +285,10 @@ def test_runs_that_fail_drop_out_of_the_comparison(
     """The Llama would be the worst; with it gone one of two goes on."""
     build = training.build_trainer
 
-    def broken(settings, *args, **kwargs):
-        if "llama" in settings.model:
+    def broken(resolved, *args, **kwargs):
+        if "llama" in resolved.settings.model:
             raise MemoryError("for once")
-        return build(settings, *args, **kwargs)
+        return build(resolved, *args, **kwargs)
 
     monkeypatch.setattr(training, "build_trainer", broken)
     found = grid.run(

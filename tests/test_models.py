@@ -1,14 +1,13 @@
 """Models: what a name means, precision, guards, memory, SmolLM2."""
 
 import json
-import os
 import shutil
 import sys
 from pathlib import Path
 
-import bitsandbytes as bnb
 import pytest
 import torch
+from conftest import four_bit_layers, pretend_gpu, refusal
 from huggingface_hub.errors import (
     EntryNotFoundError,
     GatedRepoError,
@@ -21,15 +20,11 @@ from peft import LoraConfig, get_peft_model
 from speed_helpers import assert_same_tokens
 from transformers import LlamaConfig, Qwen2Config
 
-from grpo_lab import models, profiles
-from grpo_lab.errors import LabError
-from grpo_lab.models import MODELS, check_fits, estimate_memory, load_policy
+from grpo_lab import models
+from grpo_lab.models import MODELS, load_policy
 from grpo_lab.profiles import (
     ALL_LINEAR,
-    FIRST_RUN,
-    FIRST_RUN_VALUES,
     PROFILES,
-    RunSettings,
 )
 from grpo_lab.prompts import REASONING_PROMPT, messages
 from tools.pocket_train import RECIPES
@@ -38,15 +33,6 @@ pytestmark = pytest.mark.numeric
 
 GATED = "meta-llama/Llama-3.2-1B-Instruct"
 MIRROR = "unsloth/Llama-3.2-1B-Instruct"
-
-
-def refusal(function, *arguments, **options) -> str:
-    """The message of the error that a call ends in; one paragraph."""
-    with pytest.raises(LabError) as caught:
-        function(*arguments, **options)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
 
 
 # --- What a name means ------------------------------------------------------
@@ -72,27 +58,16 @@ def test_the_sizes_of_an_entry_give_its_parameters(entry):
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_the_pocket_entries_are_those_of_the_recipes(name):
-    recipe, entry = RECIPES[name], MODELS[name]
-    for size in (
-        "hidden_size",
-        "intermediate_size",
-        "num_layers",
-        "num_heads",
-        "num_kv_heads",
-        "vocab_size",
-    ):
-        assert getattr(entry, size) == getattr(recipe, size)
-
-
-@pytest.mark.parametrize("name", RECIPES)
-def test_the_embedded_weights_are_those_of_the_entry(name):
+def test_a_pocket_entry_is_that_of_its_recipe_and_weights(name):
+    recipe, known = RECIPES[name], MODELS[name]
+    sizes = ["hidden_size", "num_layers", "vocab_size"]
+    for size in (*sizes, "intermediate_size", "num_heads", "num_kv_heads"):
+        assert getattr(known, size) == getattr(recipe, size)
     folder = models.WEIGHTS_DIR / name
-    if not folder.is_dir():
-        pytest.skip("the pocket models are not trained yet")
-    known, read = MODELS[name], models.entry(str(folder))
-    for size in ("parameters", "head_dim", "vocab_size", "num_layers"):
-        assert getattr(known, size) == getattr(read, size)
+    if folder.is_dir():  # else the pocket models are not trained yet
+        read = models.entry(str(folder))
+        for size in (*sizes, "parameters", "head_dim"):
+            assert getattr(known, size) == getattr(read, size)
 
 
 def test_every_model_of_the_profiles_has_an_entry():
@@ -105,12 +80,13 @@ def test_hub_models_are_pinned():
     hub = [entry for entry in MODELS.values() if entry.hub_id]
     assert len(hub) == 7
     for entry in hub:
-        revisions = [entry.revision]
-        revisions += [entry.mirror_revision] if entry.mirror else []
-        for revision in revisions:
+        pairs = [(entry.hub_id, entry.revision)]
+        if entry.hub_id.startswith("meta-llama/"):  # gated
+            pairs.append((entry.mirror, entry.mirror_revision))
+        for place, revision in pairs:
+            assert place.count("/") == 1
             assert len(revision) == 40
             int(revision, 16)
-        assert entry.gated == bool(entry.mirror)
 
 
 def test_short_name_and_hub_id_are_the_same_model():
@@ -126,19 +102,20 @@ def test_a_folder_is_read_from_its_config(tiny_llama):
     assert entry.hub_id == ""
 
 
-def test_an_unknown_name_is_told_the_nearest():
-    message = refusal(load_policy, "pocket-qwem")
-    assert "Type 'pocket-qwen'" in message
-    assert "llama-3.2-1b" in message
-
-
-@pytest.mark.parametrize("name", ["", "/no/such/folder", "./a", "a/b/c"])
-def test_a_name_that_nothing_can_have(name):
-    assert "There is no model" in refusal(models.entry, name)
-
-
-def test_a_folder_without_a_model(tmp_path):
-    assert "config.json" in refusal(load_policy, str(tmp_path))
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("pocket-qwem", "Type 'pocket-qwen'"),
+        ("", "There is no model"),
+        ("/no/such/folder", "There is no model"),
+        ("./a", "There is no model"),
+        ("a/b/c", "models of the lessons are qwen2.5-0.5b"),
+        (str(Path(__file__).parent), "config.json"),
+    ],
+)
+def test_a_name_that_leads_nowhere(name, told):
+    for function in (load_policy, models.entry):
+        assert told in refusal(function, name)
 
 
 def test_missing_pocket_weights_say_how_to_get_them(monkeypatch, tmp_path):
@@ -157,15 +134,6 @@ def test_a_pocket_model_comes_from_its_weights(
 
 
 # --- Precision --------------------------------------------------------------
-
-
-def pretend_gpu(monkeypatch, capability: tuple[int, int]) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(
-        torch.cuda, "get_device_capability", lambda *_: capability
-    )
-    # A T4 says True here, because bf16 is emulated.
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *_, **__: True)
 
 
 @pytest.mark.parametrize(
@@ -194,10 +162,6 @@ def test_a_cpu_computes_in_float32(monkeypatch):
 
 
 # --- Loading ----------------------------------------------------------------
-
-
-def four_bit_layers(model) -> list[bnb.nn.Linear4bit]:
-    return [m for m in model.modules() if isinstance(m, bnb.nn.Linear4bit)]
 
 
 def test_a_policy_is_loaded_in_nf4_with_double_quantisation(tiny_qwen):
@@ -249,37 +213,38 @@ def test_prompts_of_unequal_length_are_answered_alike(tiny_llama):
     assert_same_tokens(model, [prompt] * 4, [together] * 4, [alone] * 4)
 
 
+def copied(folder: Path, place: Path, but: tuple[str, ...] = ()) -> Path:
+    """A copy of a model's folder, without the files of some kinds."""
+    kinds = [f"*{kind}" for kind in but]
+    ignore = shutil.ignore_patterns(*kinds)
+    return shutil.copytree(folder, place / "copy", ignore=ignore)
+
+
 def test_weights_other_than_safetensors_are_refused(tiny_qwen, tmp_path):
-    for file in tiny_qwen.iterdir():
-        if file.suffix != ".safetensors":
-            (tmp_path / file.name).write_bytes(file.read_bytes())
-    torch.save({}, tmp_path / "pytorch_model.bin")
-    message = refusal(load_policy, str(tmp_path))
-    assert "safetensors" in message
+    folder = copied(tiny_qwen, tmp_path, (".safetensors",))
+    torch.save({}, folder / "pytorch_model.bin")
+    assert "safetensors" in refusal(load_policy, str(folder))
 
 
 def test_broken_weights_are_refused(tiny_qwen, tmp_path):
-    for file in tiny_qwen.iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes()[:10_000])
-    for name in ("tokenizer.json", "config.json"):
-        (tmp_path / name).write_bytes((tiny_qwen / name).read_bytes())
-    assert "could not be loaded" in refusal(load_policy, str(tmp_path))
+    folder = copied(tiny_qwen, tmp_path)
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:10_000])
+    assert "could not be loaded" in refusal(load_policy, str(folder))
 
 
 def test_code_from_a_models_folder_is_never_run(tiny_qwen, tmp_path):
-    for file in tiny_qwen.iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    config = json.loads((tmp_path / "config.json").read_text())
+    folder, trace = copied(tiny_qwen, tmp_path), tmp_path / "was-run"
+    config = json.loads((folder / "config.json").read_text())
     config["model_type"] = "unheard-of"
     config["auto_map"] = {
         "AutoConfig": "code.Config",
         "AutoModelForCausalLM": "code.Model",
     }
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    trace = tmp_path / "was-run"
-    (tmp_path / "code.py").write_text(f"open({str(trace)!r}, 'w')\n")
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "code.py").write_text(f"open({str(trace)!r}, 'w')\n")
     for function in (load_policy, models.entry):
-        assert "could not be loaded" in refusal(function, str(tmp_path))
+        assert "could not be loaded" in refusal(function, str(folder))
     assert not trace.exists()
 
 
@@ -380,30 +345,26 @@ def test_a_template_that_does_not(tokenizer, template, reason):
 def test_the_template_is_checked_before_the_weights_are_read(
     tiny_qwen, tmp_path
 ):
-    for file in tiny_qwen.iterdir():
-        if file.suffix not in (".safetensors", ".jinja"):
-            (tmp_path / file.name).write_bytes(file.read_bytes())
-    assert "no chat template" in refusal(load_policy, str(tmp_path))
+    folder = copied(tiny_qwen, tmp_path, (".safetensors", ".jinja"))
+    assert "no chat template" in refusal(load_policy, str(folder))
 
 
 @pytest.mark.parametrize("pad", [None, "<|im_end|>"])
-def test_padding_is_told_from_the_end_of_the_turn(tiny_qwen, tmp_path, pad):
-    tokenizer = models.AutoTokenizer.from_pretrained(tiny_qwen)
+def test_padding_is_told_from_the_end_of_the_turn(tokenizer, tmp_path, pad):
     tokenizer.pad_token = pad
     tokenizer.save_pretrained(tmp_path)
-    loaded = models._load_tokenizer(str(tmp_path), "")
+    loaded = models._load_tokenizer(str(tmp_path), None)
     assert loaded.eos_token == "<|im_end|>"
     assert loaded.pad_token == "<|endoftext|>"
 
 
 def test_without_a_spare_token_the_end_of_the_turn_pads(
-    tiny_qwen, tmp_path, monkeypatch
+    tokenizer, tmp_path, monkeypatch
 ):
-    tokenizer = models.AutoTokenizer.from_pretrained(tiny_qwen)
     tokenizer.pad_token = None
     tokenizer.save_pretrained(tmp_path)
     monkeypatch.setattr(models, "PAD_TOKENS", ("<nowhere>",))
-    loaded = models._load_tokenizer(str(tmp_path), "")
+    loaded = models._load_tokenizer(str(tmp_path), None)
     assert loaded.pad_token == "<|im_end|>"
 
 
@@ -517,198 +478,6 @@ def test_a_model_of_the_hub_is_sized_from_its_config(hub, tiny_qwen):
     entry = models.entry("someone/model")
     assert entry.hub_id == "someone/model"
     assert entry.hidden_size == 64
-
-
-# --- Memory -----------------------------------------------------------------
-
-
-def settings_for(model, **values) -> RunSettings:
-    return RunSettings(model=str(model), learning_rate=1e-4, **values)
-
-
-def test_the_weights_and_adapter_of_a_real_model_fit_the_estimate(tiny_llama):
-    settings = settings_for(tiny_llama, lora_r=4, target_modules=ALL_LINEAR)
-    estimate = estimate_memory(models.entry(str(tiny_llama)), settings)
-    model, _ = load_policy(str(tiny_llama))
-    states = [layer.weight.quant_state for layer in four_bit_layers(model)]
-    held = sum(p.nbytes for p in model.parameters()) + sum(
-        s.absmax.nbytes + s.state2.absmax.nbytes for s in states
-    )
-    assert estimate.weights * models.GIB == pytest.approx(held, rel=0.02)
-    policy = get_peft_model(
-        model, LoraConfig(r=4, target_modules=list(ALL_LINEAR))
-    )
-    trainable = sum(p.numel() for p in policy.parameters() if p.requires_grad)
-    assert estimate.adapter * models.GIB == pytest.approx(8 * trainable)
-    assert estimate.optimiser * models.GIB == pytest.approx(8 * trainable)
-
-
-def test_the_cache_of_a_real_rollout_fits_the_estimate(tiny_llama):
-    settings = settings_for(
-        tiny_llama,
-        num_generations=2,
-        completions_per_step=4,
-        micro_batch=4,
-        max_completion_length=20,
-    )
-    model, _ = load_policy(str(tiny_llama))
-    output = model.generate(
-        torch.full((4, 10), 50),
-        max_new_tokens=21,  # the last token is never put into the cache
-        min_new_tokens=21,
-        return_dict_in_generate=True,
-    )
-    held = sum(
-        layer.keys.nbytes + layer.values.nbytes
-        for layer in output.past_key_values.layers
-    )
-    estimate = estimate_memory(
-        models.entry(str(tiny_llama)), settings, prompt_tokens=10
-    )
-    assert estimate.kv_cache * models.GIB == pytest.approx(held)
-
-
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_what_a_forward_pass_keeps_fits_the_estimate(
-    tiny_llama, checkpointing
-):
-    settings = settings_for(
-        tiny_llama,
-        num_generations=2,
-        completions_per_step=2,
-        micro_batch=2,
-        max_completion_length=32,
-        gradient_checkpointing=checkpointing,
-    )
-    entry = models.entry(str(tiny_llama))
-    model, _ = load_policy(str(tiny_llama))
-    policy = get_peft_model(model, LoraConfig(target_modules=list(ALL_LINEAR)))
-    if checkpointing:
-        policy.gradient_checkpointing_enable()
-        policy.enable_input_require_grads()
-    policy.train()
-    own = {p.untyped_storage().data_ptr() for p in policy.parameters()}
-    kept = {}
-
-    def pack(tensor):
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = (storage.nbytes(), tensor)
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-        model.model(input_ids=torch.full((2, 64), 50))
-    held = sum(nbytes for nbytes, _ in kept.values())
-    tokens, per_layer = 2 * 64, 5 * 64 + 4 * 128 + 2 * 6 * 16
-    expected = entry.num_layers * (64 if checkpointing else per_layer)
-    # The small rest: rotary tables, norms' statistics, the embeddings.
-    assert held == pytest.approx(4 * tokens * expected, rel=0.2, abs=80_000)
-    estimate = estimate_memory(entry, settings, prompt_tokens=32)
-    assert estimate.activations * models.GIB > held
-
-
-def test_memory_follows_the_settings():
-    entry = MODELS["qwen2.5-0.5b"]
-    base = estimate_memory(entry, settings_for("qwen2.5-0.5b"))
-
-    def changed(**values):
-        return estimate_memory(entry, settings_for("qwen2.5-0.5b", **values))
-
-    assert changed(lora_r=32).adapter == 2 * base.adapter
-    assert changed(optimizer="adamw_bnb_8bit").optimiser == base.optimiser / 4
-    assert changed(completions_per_step=32).kv_cache == 2 * base.kv_cache
-    assert changed(micro_batch=8).activations < base.activations
-    assert changed(max_completion_length=64).kv_cache < base.kv_cache
-    checkpointed = changed(gradient_checkpointing=True)
-    assert checkpointed.activations < base.activations / 2
-    sixteen = changed(load_in_4bit=False).weights
-    assert sixteen > 2 * base.weights
-    assert base.total == pytest.approx(
-        base.weights
-        + base.adapter
-        + base.optimiser
-        + max(base.kv_cache, base.activations)
-        + base.overhead
-    )
-
-
-def test_a_gpu_holds_values_in_two_bytes(monkeypatch):
-    entry, settings = MODELS["qwen2.5-0.5b"], settings_for("qwen2.5-0.5b")
-    on_cpu = estimate_memory(entry, settings)
-    pretend_gpu(monkeypatch, (8, 0))
-    on_gpu = estimate_memory(entry, settings)
-    assert on_gpu.kv_cache == on_cpu.kv_cache / 2
-
-
-def test_published_sizes_fit_the_machines_they_are_for(monkeypatch):
-    pretend_gpu(monkeypatch, (8, 0))
-    for name, memory in (("full", 79), ("lite", 14)):
-        first_run = FIRST_RUN[name]
-        for settings in (
-            *PROFILES[name].settings(),
-            *(profiles.first_run(first_run, v) for v in FIRST_RUN_VALUES),
-        ):
-            estimate = estimate_memory(models.entry(settings.model), settings)
-            device = models.Device("a GPU", memory, is_gpu=True)
-            check_fits(estimate, settings, device)
-
-
-def test_too_large_says_by_how_much_and_what_to_lower():
-    entry = MODELS["llama-3.1-8b"]
-    settings = settings_for("llama-3.1-8b", max_completion_length=1024)
-    estimate = estimate_memory(entry, settings)
-    device = models.Device("a small GPU", 16.0, is_gpu=True)
-    message = refusal(check_fits, estimate, settings, device)
-    assert f"{estimate.total - 16:.1f} GiB too little" in message
-    assert "a small GPU has 16.0" in message
-    first = message.index("Lower MICRO_BATCH (now 16)")
-    second = message.index("lower MAX_COMPLETION_LENGTH (now 1024)")
-    assert first < second < message.index("choose a smaller model")
-
-
-def test_a_large_cache_asks_for_fewer_completions():
-    settings = settings_for(
-        "llama-3.1-8b",
-        completions_per_step=64,
-        micro_batch=1,
-        gradient_checkpointing=True,
-    )
-    estimate = estimate_memory(MODELS["llama-3.1-8b"], settings)
-    device = models.Device("a GPU", 10.0, is_gpu=True)
-    message = refusal(check_fits, estimate, settings, device)
-    assert "Lower COMPLETIONS_PER_STEP (now 64)" in message
-
-
-def test_a_model_that_never_fits_is_to_be_replaced():
-    settings = settings_for("llama-3.1-8b")
-    estimate = estimate_memory(MODELS["llama-3.1-8b"], settings)
-    device = models.Device("a GPU", 4.0, is_gpu=True)
-    message = refusal(check_fits, estimate, settings, device)
-    assert "The model alone takes" in message
-    assert "MICRO_BATCH" not in message
-
-
-def test_a_run_that_fits_is_let_through():
-    settings = settings_for("pocket-qwen")
-    check_fits(estimate_memory(MODELS["pocket-qwen"], settings), settings)
-
-
-def test_the_device_is_this_machine(monkeypatch):
-    here = models.device_memory()
-    page = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if not torch.cuda.is_available():
-        assert here.memory == pytest.approx(page / models.GIB, rel=0.01)
-        assert not here.is_gpu
-
-    class Properties:
-        name = "Tesla T4"
-        total_memory = 15 * models.GIB
-
-    pretend_gpu(monkeypatch, (7, 5))
-    monkeypatch.setattr(
-        torch.cuda, "get_device_properties", lambda index: Properties
-    )
-    assert models.device_memory() == models.Device("Tesla T4", 15.0, True)
 
 
 # --- SmolLM2 ----------------------------------------------------------------

@@ -48,7 +48,7 @@ from grpo_lab import environment
 
 environment.prepare()
 
-from grpo_lab import data, grid, models, profiles, training
+from grpo_lab import data, grid, models, profiles, prompts
 from rewards import FIVE_PART
 
 row = profiles.choose("pocket", gpu_memory=0)
@@ -62,7 +62,7 @@ settings = row.settings(
 )
 environment.describe()
 policy, tokenizer = models.load_policy("pocket-qwen")
-longest = training.longest_prompt(tokenizer, splits.train["prompt"])
+longest = prompts.longest_prompt(tokenizer, splits.train["prompt"])
 pace = grid.measure_pace(policy, tokenizer, settings[0], splits)
 grid.estimates(settings, len(splits.train), longest, pace)
 grid.check_memory(settings, longest)

@@ -2,13 +2,20 @@
 
 import dataclasses
 import doctest
+import json
+import math
+import pickle
 
 import pytest
+from conftest import refusal
 
 from grpo_lab import profiles
+from grpo_lab import settings as run_settings
 from grpo_lab.data import SOURCES
 from grpo_lab.errors import LabError
 from grpo_lab.profiles import PROFILES, RunSettings, choose, run_names
+from grpo_lab.settings import OPTIMIZERS
+from grpo_lab.speed.levers import LEVERS
 
 
 def settings(**changes) -> RunSettings:
@@ -82,8 +89,9 @@ def test_a_profile_with_a_learners_own_values():
     [
         ({"learning_rate": 0}, "Type a rate such as"),
         ({"learning_rate": -1e-5}, "must lie above 0"),
-        ({"learning_rate": float("nan")}, "must lie above 0"),
+        ({"learning_rate": math.nan}, "LEARNING_RATE is nan"),
         ({"learning_rate": 1.0}, "below 1"),
+        ({"learning_rate": "1e-3"}, "'1e-3', but it must be a finite number"),
         ({"num_generations": 1}, "NUM_GENERATIONS = 8"),
         ({"num_generations": 3}, "COMPLETIONS_PER_STEP = 6"),
         ({"num_generations": 32}, "COMPLETIONS_PER_STEP = 64"),
@@ -91,23 +99,52 @@ def test_a_profile_with_a_learners_own_values():
         ({"micro_batch": 0}, "MICRO_BATCH"),
         ({"max_completion_length": 0}, "MAX_COMPLETION_LENGTH is 0"),
         ({"max_steps": -1}, "MAX_STEPS is -1"),
+        ({"max_steps": 2.5}, "MAX_STEPS is 2.5, but it must be a whole"),
         ({"temperature": 0}, "TEMPERATURE is 0"),
         ({"top_p": 0}, "TOP_P is 0"),
-        ({"top_p": 1.5}, "TOP_P is 1.5"),
+        ({"top_p": 1.5}, "TOP_P is 1.5, but it must lie between 0.01 and 1"),
         ({"beta": -0.1}, "BETA is -0.1"),
-        ({"beta": float("nan")}, "BETA is nan"),
+        ({"beta": math.nan}, "BETA is nan"),
+        ({"beta": math.inf}, "BETA is inf"),
         ({"lora_r": 0}, "LORA_R is 0"),
+        ({"lora_r": True}, "LORA_R is True"),
+        ({"lora_r": "8"}, "LORA_R is '8', but it must be a whole number"),
         ({"lora_dropout": 1.0}, "LORA_DROPOUT is 1.0"),
         ({"warmup_share": 5}, "WARMUP_SHARE is 5"),
+        ({"adam_beta2": 1}, "ADAM_BETA2 is 1, but it must be at least 0"),
         ({"num_epochs": 0}, "NUM_EPOCHS is 0"),
         ({"save_steps": 0}, "SAVE_STEPS is 0"),
-        ({"lr_scheduler": "lineal"}, "linear"),
+        ({"load_in_4bit": "False"}, "'False', but it must be True or False"),
+        ({"gradient_checkpointing": 1}, "GRADIENT_CHECKPOINTING is 1"),
+        ({"target_modules": "all-linear"}, "profiles.ALL_LINEAR"),
+        ({"target_modules": []}, "at least one layer"),
+        ({"target_modules": ["q_proj", ""]}, "at least one layer"),
+        ({"levers": "all"}, "LEVERS is 'all', but it must be a list"),
+        ({"lr_scheduler": "lineal"}, "no scheduler 'lineal'; choose one of"),
+        ({"optimizer": "adam"}, "optimiser 'adam'; choose one of adamw_torch"),
+        ({"model": None}, "MODEL is None"),
+        ({"rank": 8}, "no setting 'rank'. It has model, learning_rate"),
     ],
-)
+)  # fmt: skip
 def test_what_can_not_train_is_refused(changes, told):
-    with pytest.raises(LabError, match=told) as error:
-        settings(**changes)
-    assert "\n" not in str(error.value)
+    assert told in refusal(settings, **changes)
+
+
+def test_a_run_needs_a_model_and_a_rate():
+    assert "needs a model" in refusal(RunSettings)
+    assert "needs a learning_rate" in refusal(RunSettings, "pocket-qwen")
+    assert "LEARNING_RATE is 0" in refusal(RunSettings, "pocket-qwen", 0)
+
+
+def test_every_optimiser_and_scheduler_is_one_of_transformers():
+    from transformers.trainer_utils import SchedulerType
+    from transformers.training_args import OptimizerNames
+
+    assert {*OPTIMIZERS} <= {name.value for name in OptimizerNames}
+    known = {name.value for name in SchedulerType}
+    assert {*profiles.SCHEDULERS.values()} <= known
+    for name in OPTIMIZERS:
+        assert settings(optimizer=name).optimizer == name
 
 
 def test_sizes_follow_from_each_other():
@@ -122,10 +159,30 @@ def test_sizes_follow_from_each_other():
 
 
 def test_settings_there_and_back():
-    one = settings(target_modules=["q_proj"])
+    one = settings(target_modules=["q_proj"], beta=0, lora_r=8.0)
     assert one.target_modules == ("q_proj",)
-    assert RunSettings(**one.to_dict()) == one
-    assert hash(RunSettings(**one.to_dict())) == hash(one)
+    assert type(one.beta) is float and type(one.lora_r) is int
+    for again in (
+        RunSettings(**json.loads(json.dumps(one.to_dict()))),
+        pickle.loads(pickle.dumps(one)),
+        dataclasses.replace(one, lora_r=8),
+        RunSettings("pocket-qwen", 1e-3, target_modules=("q_proj",), lora_r=8),
+    ):
+        assert again == one and hash(again) == hash(one)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        one.lora_r = 4
+    with pytest.raises(LabError, match="LORA_R is 0"):
+        dataclasses.replace(one, lora_r=0)
+
+
+def test_a_record_of_an_older_version_still_loads():
+    """Whole numbers where a rate may have a fraction, and no levers yet."""
+    record = settings(beta=0, top_p=1).to_dict()
+    record["max_grad_norm"], record["num_epochs"] = 1, 2
+    del record["levers"]
+    found = RunSettings(**record)
+    assert (found.max_grad_norm, found.num_epochs) == (1.0, 2.0)
+    assert found.levers == tuple(LEVERS)
 
 
 def test_names_tell_runs_apart():
@@ -143,7 +200,7 @@ def test_names_tell_runs_apart():
     assert run_names([settings(model="Qwen/Qwen2.5-3B-Instruct")]) == [
         "Qwen2.5-3B-Instruct lr=0.001"
     ]
-    assert doctest.testmod(profiles).failed == 0
+    assert doctest.testmod(run_settings).failed == 0
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 import torch
-from conftest import count_loads, quick_settings
+from conftest import count_loads, quick_settings, resolved
 from killed_grid import variety
 from safetensors.torch import load_file
 from speed_helpers import (
@@ -16,7 +16,7 @@ from speed_helpers import (
     pocket_settings,
 )
 
-from grpo_lab import grid, models, training
+from grpo_lab import grid, memory, models, training
 from grpo_lab.files import read_json, write_json
 from grpo_lab.profiles import RunSettings
 from grpo_lab.speed import levers
@@ -24,7 +24,7 @@ from rewards import FIVE_PART
 
 pytestmark = pytest.mark.numeric
 
-ROOMY = models.Device("CPU", 64, is_gpu=False)
+ROOMY = memory.Share(memory.Device("CPU", 64, is_gpu=False))
 """A machine on which every optimisation has room."""
 
 # --- Memory ------------------------------------------------------------------
@@ -36,15 +36,15 @@ def test_levers_that_take_memory_are_left_out_where_there_is_none():
         micro_batch=4, max_completion_length=512, gradient_checkpointing=True,
     )  # fmt: skip
     shape = models.entry("qwen2.5-0.5b")
-    tokens = models.PROMPT_TOKENS
-    least = models.estimate_memory(shape, settings, tokens).total
+    tokens = 512
+    least = memory.estimate_memory(shape, settings, tokens).total
     without = dataclasses.replace(settings, gradient_checkpointing=False)
-    whole = models.estimate_memory(shape, without, tokens).total
+    whole = memory.estimate_memory(shape, without, tokens).total
     copied = 494_032_768 * 4 / 2**30
 
-    def gone(memory: float, is_gpu: bool, one=settings) -> set[str]:
-        device = models.Device("here", memory / 0.9, is_gpu)
-        return {*one.levers} - {*models.levers_in_force(one, device)}
+    def gone(gib: float, is_gpu: bool, one=settings) -> set[str]:
+        share = memory.Share(memory.Device("here", gib / 0.9, is_gpu))
+        return {*one.levers} - {*memory.resolve(one, tokens, share).levers}
 
     cpu = {"dequantised_copy"}
     checkpointed = {"no_checkpointing", "shared_prefix"}
@@ -77,7 +77,7 @@ def test_levers_that_take_memory_are_left_out_where_there_is_none():
 )  # fmt: skip
 def test_levers_that_would_do_nothing_are_not_in_force(changed, gone):
     settings = RunSettings("pocket-qwen", 1e-3, **changed)
-    in_force = models.levers_in_force(settings, ROOMY)
+    in_force = memory.resolve(settings, 512, ROOMY).levers
     assert {*settings.levers} - {*in_force} == gone
 
 
@@ -86,41 +86,45 @@ def test_with_checkpointing_a_prefix_has_no_cache():
     settings = RunSettings(
         "pocket-qwen", 1e-3, gradient_checkpointing=True, levers=chosen
     )
-    in_force = models.levers_in_force(settings, ROOMY)
+    in_force = memory.resolve(settings, 512, ROOMY).levers
     assert {*chosen} - {*in_force} == {"shared_prefix"}
 
 
 def test_nothing_is_looked_up_for_a_run_without_levers():
     unknown = RunSettings("no/such-model", 1e-3, levers=())
-    assert models.levers_in_force(unknown) == ()
+    assert memory.resolve(unknown, 512).levers == ()
 
 
 def test_the_estimate_counts_what_levers_take():
     settings = pocket_settings(gradient_checkpointing=True)
     shape = models.entry(settings.model)
-    least = models.estimate_memory(shape, settings, 100).total
+    least = memory.estimate_memory(shape, settings, 100).total
     without = dataclasses.replace(settings, gradient_checkpointing=False)
-    whole = models.estimate_memory(shape, without, 100).total
+    whole = memory.estimate_memory(shape, without, 100).total
     copied = shape.parameters * 4 / 2**30
-    assert models.memory_in_all(settings, 100) == pytest.approx(whole + copied)
+    takes = memory.resolve(settings, 100).memory
+    assert takes == pytest.approx(whole + copied)
     plain = dataclasses.replace(settings, levers=())
-    assert models.memory_in_all(plain, 100) == least < whole
+    assert memory.resolve(plain, 100).memory == least < whole
 
 
 def test_checkpointing_goes_where_memory_allows(
     tiny_qwen, tmp_path, monkeypatch
 ):
     settings = quick_settings(tiny_qwen, gradient_checkpointing=True)
-    config = training.grpo_config(settings, tmp_path, 12)
-    assert not config.gradient_checkpointing
+
+    def checkpoints(one) -> bool:
+        found = memory.resolve(one, 100)
+        return training.grpo_config(found, tmp_path, 12).gradient_checkpointing
+
+    assert not checkpoints(settings)
     off = dataclasses.replace(
         settings, levers=levers.without(["no_checkpointing"])
     )
-    assert training.grpo_config(off, tmp_path, 12).gradient_checkpointing
-    small = models.Device("CPU", 0.1, is_gpu=False)
-    monkeypatch.setattr(models, "device_memory", lambda: small)
-    config = training.grpo_config(settings, tmp_path, 12)
-    assert config.gradient_checkpointing
+    assert checkpoints(off)
+    small = memory.Device("CPU", 0.1, is_gpu=False)
+    monkeypatch.setattr(memory, "device_memory", lambda: small)
+    assert checkpoints(settings)
 
 
 def test_gradients_are_the_same_without_checkpointing(questions, tmp_path):
@@ -234,10 +238,13 @@ def test_a_run_after_one_with_checkpointing_sees_its_prompts(
     trainer = built(first, questions.train, tmp_path / "first", moved=False)
     training.train(trainer)
     assert trainer.model.is_activation_checkpointing
-    base, tokenizer = training.release(trainer), trainer.processing_class
+    base, tokenizer = (
+        training.detach_adapter(trainer),
+        trainer.processing_class,
+    )
     again = training.build_trainer(
-        pocket_settings(), questions.train, FIVE_PART, tmp_path / "second",
-        base, tokenizer,
+        resolved(pocket_settings(), tokenizer, questions.train),
+        questions.train, FIVE_PART, tmp_path / "second", base, tokenizer,
     )  # fmt: skip
     batch = batch_of(again, questions.train)
     for name, tensor in again.model.named_parameters():
@@ -261,10 +268,11 @@ def test_a_released_base_model_is_as_it_was(tiny_qwen, questions, tmp_path):
         before = model.eval()(ids).logits
     for turn in range(3):
         trainer = training.build_trainer(
-            settings, questions.train, [variety], tmp_path / str(turn),
-            model, tokenizer,
+            resolved(settings, tokenizer, questions.train),
+            questions.train, [variety], tmp_path / str(turn), model,
+            tokenizer,
         )  # fmt: skip
-        model = training.release(trainer)
+        model = training.detach_adapter(trainer)
         assert "forward" not in model.__dict__
         assert not model.is_activation_checkpointing
         assert not model.get_input_embeddings()._forward_hooks

@@ -379,7 +379,7 @@ def test_the_copy_for_an_evaluation_has_the_adapter(questions, tmp_path):
     plain = evaluation.evaluate(*values)
     found = evaluation.evaluate(*values, levers=levers.LEVERS)
     assert_same_answers(found, plain)
-    base = training.release(trainer)
+    base = training.detach_adapter(trainer)
     before = evaluation.evaluate(base, *values[1:], levers=levers.LEVERS)
     pairs = zip(before.answers, found.answers, strict=True)
     assert sum(one != other for one, other in pairs) > 4

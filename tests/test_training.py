@@ -8,7 +8,7 @@ import bitsandbytes as bnb
 import pandas as pd
 import pytest
 import torch
-from conftest import quick_settings
+from conftest import four_bit_layers, quick_settings, refusal, resolved
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import (
     EventAccumulator,
@@ -16,7 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import (
 from transformers import AutoModelForCausalLM, TrainerCallback
 from trl import GRPOTrainer
 
-from grpo_lab import models, training
+from grpo_lab import guards, memory, models, training
 from grpo_lab.data import load_splits
 from grpo_lab.errors import LabError
 from rewards.batch import RewardError
@@ -52,8 +52,8 @@ def build(tiny_splits, tmp_path):
             settings.model, settings.load_in_4bit
         )
         return training.build_trainer(
-            settings, rows, rewards, run_dir, model, tokenizer, progress,
-            callbacks,
+            resolved(settings, tokenizer, rows), rows, rewards, run_dir, model,
+            tokenizer, progress, callbacks,
         )  # fmt: skip
 
     return build
@@ -61,7 +61,8 @@ def build(tiny_splits, tmp_path):
 
 def by_hand(settings, rows, run_dir, model, tokenizer, **changes):
     """A trainer as TRL makes it, without our guards."""
-    arguments = training.grpo_config(settings, run_dir, len(rows))
+    found = resolved(settings, tokenizer, rows)
+    arguments = training.grpo_config(found, run_dir, len(rows))
     for name, value in changes.items():
         setattr(arguments, name, value)
     return GRPOTrainer(
@@ -82,25 +83,60 @@ def adapters(trainer) -> dict[str, torch.Tensor]:
     }
 
 
-def linear4bits(model) -> list[torch.nn.Module]:
-    return [m for m in model.modules() if isinstance(m, bnb.nn.Linear4bit)]
+# --- What `check` refuses ----------------------------------------------------
+
+
+def may_repack(trainer) -> None:
+    four_bit_layers(trainer.model)[3].support_avx512bf16_for_cpu = True
+
+
+def trains_the_base(trainer) -> None:
+    trainer.model.get_base_model().model.norm.weight.requires_grad_(True)
+
+
+def evaluates_by_sampling(trainer) -> None:
+    trainer.args.eval_strategy = "steps"
+
+
+def sees_two_gpus(trainer) -> None:
+    trainer.args._n_gpu = 2
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (may_repack, "stops passing gradients"),
+        (trains_the_base, "not all adapters"),
+        (evaluates_by_sampling, "that is no accuracy"),
+        (sees_two_gpus, "CUDA_VISIBLE_DEVICES=0"),
+    ],
+)
+def test_a_trainer_that_would_not_learn_is_refused(build, quick, spoil, told):
+    trainer = build(quick)
+    assert len(four_bit_layers(trainer.model)) == 14
+    guards.check(trainer, quick)
+    spoil(trainer)
+    assert told in refusal(guards.check, trainer, quick)
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"temperature": 0.5}, "The rollouts would use"),
+        ({"top_k": 50}, "The rollouts would use"),
+        ({"top_p": 0.9}, "The rollouts would use"),
+        ({"max_completion_length": 16}, "The rollouts would use"),
+        ({"load_in_4bit": False}, "unquantised, but"),
+    ],
+)
+def test_a_trainer_of_other_settings_is_refused(
+    build, quick, tiny_qwen, changed, told
+):
+    other = quick_settings(tiny_qwen, **changed)
+    assert told in refusal(guards.check, build(quick), other)
 
 
 # --- Trap 1: layers without a backward --------------------------------------
-
-
-def test_repacking_is_forbidden_on_every_layer(build, quick):
-    trainer = build(quick)
-    layers = linear4bits(trainer.model)
-    assert len(layers) == 14
-    assert not any(m.support_avx512bf16_for_cpu for m in layers)
-
-
-def test_check_refuses_a_layer_that_may_repack(build, quick):
-    trainer = build(quick)
-    linear4bits(trainer.model)[3].support_avx512bf16_for_cpu = True
-    with pytest.raises(LabError, match="stops passing gradients"):
-        training.check(trainer, quick)
 
 
 @pytest.mark.skipif(
@@ -119,7 +155,7 @@ def test_a_repacked_layer_stops_the_run(build, tiny_llama):
 
 
 def _stops_when_repacked(trainer, match: str) -> None:
-    for module in linear4bits(trainer.model):
+    for module in four_bit_layers(trainer.model):
         module.support_avx512bf16_for_cpu = True
     trainer.model.eval()
     with torch.no_grad():
@@ -171,7 +207,7 @@ def guarded_step(gradient: float, rate: float = 1e-3) -> None:
     tensor = torch.nn.Parameter(torch.ones(2))
     tensor.grad = torch.full((2,), gradient)
     model.lora_A = tensor
-    guard = training.AdapterGuard()
+    guard = guards.AdapterGuard()
     optimizer = torch.optim.SGD([tensor], lr=rate)
     guard.on_pre_optimizer_step(None, None, None, model, optimizer)
     guard.on_optimizer_step(None, None, None, model=model)
@@ -195,9 +231,9 @@ def test_trl_still_casts_adapters_and_we_cast_them_back(
     bare = by_hand(quick, tiny_splits.train, tmp_path, model, tokenizer)
     assert {p.dtype for p in adapters(bare).values()} == {torch.bfloat16}
     with pytest.raises(LabError, match="8 adapter tensors are in 16 bit"):
-        training.check(bare, quick)
-    training.prepare(bare)
-    training.check(bare, quick)
+        guards.check(bare, quick)
+    guards.prepare(bare)
+    guards.check(bare, quick)
     assert {p.dtype for p in adapters(bare).values()} == {torch.float32}
     assert {p.dtype for p in adapters(build(quick)).values()} == {
         torch.float32
@@ -221,26 +257,8 @@ def test_a_tiny_rate_moves_every_weight(build, tiny_qwen):
     assert min(changed) > 0.9
 
 
-# --- Trap 3: precision ------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("capability", "bf16", "fp16"),
-    [((7, 5), False, True), ((8, 0), True, False), ((9, 0), True, False)],
-)
-def test_precision_follows_the_compute_capability(
-    monkeypatch, quick, tmp_path, capability, bf16, fp16
-):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *a: True)
-    monkeypatch.setattr(
-        torch.cuda, "get_device_capability", lambda *a: capability
-    )
-    assert models.precision_flags() == {"bf16": bf16, "fp16": fp16}
-
-
 def test_no_16_bit_on_a_cpu(quick, tmp_path):
-    arguments = training.grpo_config(quick, tmp_path, 10)
+    arguments = training.grpo_config(memory.resolve(quick, 99), tmp_path, 10)
     assert (arguments.bf16, arguments.fp16) == (False, False)
 
 
@@ -308,23 +326,9 @@ def test_check_refuses_what_a_model_would_sample_with(
     settings = quick_settings(opinionated)
     model, tokenizer = models.load_policy(settings.model)
     trainer = by_hand(settings, tiny_splits.train, tmp_path, model, tokenizer)
-    training.prepare(trainer)
+    guards.prepare(trainer)
     with pytest.raises(LabError, match="keep_sampling_ours"):
-        training.check(trainer, settings)
-
-
-def test_check_refuses_other_sampling_than_the_settings(
-    build, quick, tiny_qwen
-):
-    trainer = build(quick)
-    for change in (
-        {"temperature": 0.5},
-        {"top_k": 50},
-        {"top_p": 0.9},
-        {"max_completion_length": 16},
-    ):
-        with pytest.raises(LabError, match="The rollouts would use"):
-            training.check(trainer, quick_settings(tiny_qwen, **change))
+        guards.check(trainer, settings)
 
 
 # --- Traps 5, 6 and 9: configuration ----------------------------------------
@@ -345,14 +349,6 @@ def test_no_dropout_unless_asked_for(build, quick, tiny_qwen, tmp_path):
     assert set(dropouts(published, "with")) == {0.05}
 
 
-def test_check_refuses_evaluation_by_sampling(build, quick):
-    trainer = build(quick)
-    assert trainer.args.eval_strategy == "no"
-    trainer.args.eval_strategy = "steps"
-    with pytest.raises(LabError, match="that is no accuracy"):
-        training.check(trainer, quick)
-
-
 def test_the_configuration_counts_completions_and_steps(tiny_qwen, tmp_path):
     settings = quick_settings(
         tiny_qwen,
@@ -363,7 +359,8 @@ def test_the_configuration_counts_completions_and_steps(tiny_qwen, tmp_path):
         num_epochs=2,
         warmup_share=0.1,
     )
-    arguments = training.grpo_config(settings, tmp_path, 100)
+    found = memory.resolve(settings, 99)
+    arguments = training.grpo_config(found, tmp_path, 100)
     assert arguments.max_steps == 50  # 100 questions, 4 a step, twice
     assert arguments.warmup_steps == 5
     assert isinstance(arguments.warmup_steps, int)
@@ -542,21 +539,6 @@ def test_too_few_questions_for_a_step_are_refused(
         build(settings, rows=rows)
 
 
-def test_a_model_in_another_precision_is_refused(build, quick, tiny_qwen):
-    with pytest.raises(LabError, match="unquantised, but"):
-        training.check(
-            build(quick), quick_settings(tiny_qwen, load_in_4bit=False)
-        )
-
-
-def test_training_the_base_model_is_refused(build, quick):
-    trainer = build(quick)
-    norm = trainer.model.get_base_model().model.norm
-    norm.weight.requires_grad_(True)
-    with pytest.raises(LabError, match="not all adapters"):
-        training.check(trainer, quick)
-
-
 # --- Going on after a stop (trap 7) -----------------------------------------
 
 
@@ -698,7 +680,7 @@ def test_a_run_in_parts_equals_a_whole_one(build, tiny_qwen, tmp_path):
     for steps in (2, 3, 5):
         settings = quick_settings(tiny_qwen, max_steps=steps, **values)
         part = build(settings, run_dir=tmp_path / "parts")
-        training.prolong(part)
+        training.extend(part)
         training.train(part)
     found = pd.DataFrame(rows_of(tmp_path / "parts"))
     expected = pd.DataFrame(rows_of(tmp_path / "whole"))
@@ -713,7 +695,7 @@ def test_a_rate_that_depends_on_the_length_is_not_prolonged(
     training.train(build(quick))
     longer = build(quick_settings(tiny_qwen, max_steps=4))
     with pytest.raises(LabError, match="constant learning rate"):
-        training.prolong(longer)
+        training.extend(longer)
 
 
 class Rates(TrainerCallback):
@@ -749,7 +731,7 @@ def test_a_taken_over_run_trains_at_its_own_rate(
         run_dir=tmp_path / "child",
         callbacks=[rates],
     )
-    training.take_over(checkpoint, child.args)
+    training.warm_start(checkpoint, child.args)
     copied = training.last_checkpoint(tmp_path / "child")
     for name in ("adapter_model.safetensors", "optimizer.pt"):
         assert (copied / name).read_bytes() == (checkpoint / name).read_bytes()
@@ -785,9 +767,9 @@ def test_a_child_writes_other_completions_than_its_parent(
             run_dir=tmp_path / name,
         )
         if name == "parent":
-            training.prolong(trainer)
+            training.extend(trainer)
         else:
-            training.take_over(checkpoint, trainer.args)
+            training.warm_start(checkpoint, trainer.args)
         training.train(trainer)
         rows = rows_of(tmp_path / name)
         rewards[name] = [r["reward"] for r in rows if r["step"] > 2]

@@ -226,9 +226,9 @@ class LocalArena(Deployments):
     def list_resources(self) -> list[dict]:
         """What this machine offers: one resource, and what is free of it."""
         prepare()
-        from grpo_lab import models
+        from grpo_lab import memory
 
-        device = models.device_memory()
+        device = memory.device_memory()
         free = shutil.disk_usage(self.home).free
         return [
             {

@@ -164,6 +164,7 @@ class Population:
             return LocalPool(self.context, size, functions=rewards)
         from grpo_lab.grid.on_ray import RayPool
 
+        self.context.gpus = self.workers.gpus
         mark = self.context.directory / "plan.json"
         return RayPool(
             self.context, self.workers, members, rewards, mark, SHARE

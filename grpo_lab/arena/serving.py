@@ -33,7 +33,8 @@ from grpo_lab.evaluation import (
     compare,
     evaluate,
 )
-from grpo_lab.models import compute_dtype, free_memory, load_policy
+from grpo_lab.memory import free_memory
+from grpo_lab.models import compute_dtype, load_policy
 from grpo_lab.prompts import TEMPLATE_VALUES, messages
 
 MAX_NEW_TOKENS = 512

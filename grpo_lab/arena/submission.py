@@ -4,7 +4,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from grpo_lab import models, training
+from grpo_lab import memory, models
 from grpo_lab.arena import datasets, manifest
 from grpo_lab.arena.experiment import Experiment
 from grpo_lab.arena.lint import Finding, lint
@@ -12,7 +12,12 @@ from grpo_lab.arena.schema import Manifest
 from grpo_lab.arena.store import Store
 from grpo_lab.errors import LabError
 from grpo_lab.files import readable, write_json, write_whole
-from grpo_lab.prompts import FORM_PROMPTS, REASONING_PROMPT, messages
+from grpo_lab.prompts import (
+    FORM_PROMPTS,
+    REASONING_PROMPT,
+    longest_prompt,
+    messages,
+)
 from rewards.batch import RewardError
 from rewards.contract import Verdicts, check_reward, load_reward
 
@@ -113,12 +118,12 @@ def check(
     name = form.network.pretrained_model_name_or_path
     tokenizer, context = models.load_tokenizer(name)
     chats = [messages(row["question"], prompt) for row in rows]
-    longest = training.longest_prompt(tokenizer, chats)
+    longest = longest_prompt(tokenizer, chats)
     limit = manifest.completion_limit(form, longest, context)
     findings = lint(given, longest, context, supplied)
     findings += _resources(resource, resource_id, num_nodes)
     settings = manifest.settings(form, limit)
-    estimate = models.estimate_memory(models.entry(name), settings, longest)
+    estimate = memory.estimate_memory(models.entry(name), settings, longest)
     findings += _memory(estimate, settings, engine)
     values = form.to_dict()
     local = Path(name).expanduser()
@@ -270,7 +275,8 @@ def _resources(
 def _memory(estimate, settings, engine: dict) -> list[Finding]:
     """Refuse what does not fit this machine, if it is the one that trains."""
     if not engine.get("address"):
-        models.check_fits(estimate, settings)
+        share = memory.Share.of_gpus(engine.get("gpus") or 1.0)
+        memory.check_fits(estimate, settings, share)
     if engine.get("engine") != "ray":
         return []
     text = (

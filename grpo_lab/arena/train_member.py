@@ -6,12 +6,12 @@ from pathlib import Path
 
 from datasets import Dataset
 
-from grpo_lab import evaluation, models, training
+from grpo_lab import evaluation, memory, training
 from grpo_lab.arena.evolution import Fitness, Member, Rules
 from grpo_lab.files import read_json, write_json
 from grpo_lab.grid.state import hold, note_start
 from grpo_lab.grid.train_run import Part, Training
-from grpo_lab.profiles import RunSettings
+from grpo_lab.settings import RunSettings
 
 MEASURE_BASE = Part("base", 0)
 """The base model answers the questions that rank."""
@@ -112,7 +112,7 @@ class MemberTraining(Training):
                 # By now another process may have done it.
                 if read_fitness(folder, part.target) is None:
                     self._train_and_measure(part.run, part.target, folder)
-            models.free_memory()
+            memory.free_memory()
 
     def _measure_base(self) -> None:
         settings = self.plan.settings
@@ -127,16 +127,18 @@ class MemberTraining(Training):
         write_json(
             folder / "settings.json", asdict(member) | settings.to_dict()
         )
-        note_start(folder, settings)
+        note_start(folder)
         base, tokenizer = self.take_base(settings)
         trainer = self.train(
             (base, tokenizer), settings, folder, self.rewards, target,
-            (self.directory / "stop").exists, prolong=True,
+            (self.directory / "stop").exists, extend=True,
         )  # fmt: skip
         self._measure(
             settings, trainer.model, tokenizer, fitness_path(folder, target)
         )
-        self.leave_base(settings, (training.release(trainer), tokenizer))
+        self.leave_base(
+            settings, (training.detach_adapter(trainer), tokenizer)
+        )
 
     def _measure(self, settings: RunSettings, policy, tokenizer, path) -> None:
         """Greedy answers to the questions that rank, and what they earn."""
@@ -162,7 +164,7 @@ class MemberTraining(Training):
             self.test_rows,
             settings.max_completion_length,
             self.eval_batch_size,
-            levers=models.levers_in_force(settings),
+            levers=self.resolve(settings, tokenizer).levers,
         )
         for name, answers in zip(
             ("base", "best"), found.values(), strict=True

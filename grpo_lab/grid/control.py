@@ -19,12 +19,12 @@ from grpo_lab import models, training
 from grpo_lab.errors import LabError
 from grpo_lab.files import read_json, write_json
 from grpo_lab.grid.fingerprint import file_fingerprint
-from grpo_lab.grid.storage import Mirror
 from grpo_lab.grid.plan import run_name
 from grpo_lab.grid.results import Grid, Run, load
 from grpo_lab.grid.state import PARENT, RunState
+from grpo_lab.grid.storage import Mirror
 from grpo_lab.grid.train_run import REWARD_FILES
-from grpo_lab.profiles import RunSettings
+from grpo_lab.settings import RunSettings
 from rewards.contract import load_reward
 
 WARM = (

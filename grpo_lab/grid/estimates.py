@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import pandas as pd
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from grpo_lab import evaluation, models
+from grpo_lab import evaluation, memory, models
 from grpo_lab.data import Splits
-from grpo_lab.profiles import RunSettings, run_names
+from grpo_lab.prompts import longest_prompt
+from grpo_lab.settings import RunSettings, run_names
 from grpo_lab.speed.dequantised import writer
 
 STEP_BY_ROLLOUTS = 2.5
@@ -42,7 +43,8 @@ def measure_pace(
     prompts = [one for one in groups for _ in range(settings.num_generations)]
     limit = settings.max_completion_length
     started = time.monotonic()
-    levers = models.levers_in_force(settings)
+    longest = longest_prompt(tokenizer, splits.train["prompt"])
+    levers = memory.resolve(settings, longest).levers
     evaluation.generate(
         writer(policy, levers),
         tokenizer,
@@ -60,6 +62,7 @@ def estimates(
     train_rows: int,
     prompt_tokens: int,
     pace: Pace,
+    gpus: float = 1.0,
 ) -> pd.DataFrame:
     """What each run will take, before it starts.
 
@@ -72,13 +75,14 @@ def estimates(
         train_rows: questions in the training set.
         prompt_tokens: length of the longest prompt.
         pace: from `measure_pace`.
+        gpus: GPUs of each run, such as 0.5 for two runs on one.
 
     Returns:
         A row for each run: optimiser steps, completions per step and in all,
-        the memory it needs and the memory there is, both in GiB, and the
-        minutes of its training.
+        the memory it needs with the optimisations that it will have, and the
+        memory that it may use, both in GiB, and the minutes of its training.
     """
-    device = models.device_memory()
+    share = memory.Share.of_gpus(gpus)
 
     def minutes(one: RunSettings) -> float:
         layers = models.entry(one.model).num_layers / pace.layers
@@ -94,8 +98,8 @@ def estimates(
                 "completions per step": one.completions_per_step,
                 "completions": one.steps(train_rows)
                 * one.completions_per_step,
-                "needs GiB": models.memory_in_all(one, prompt_tokens),
-                "there are GiB": device.memory,
+                "needs GiB": memory.resolve(one, prompt_tokens, share).memory,
+                "there are GiB": share.memory,
                 "minutes, about": minutes(one),
             }
             for name, one in zip(run_names(settings), settings, strict=True)
@@ -103,18 +107,21 @@ def estimates(
     )
 
 
-def check_memory(settings: Sequence[RunSettings], prompt_tokens: int) -> None:
-    """Refuse runs that would end out of memory; see `models.check_fits`.
+def check_memory(
+    settings: Sequence[RunSettings], prompt_tokens: int, gpus: float = 1.0
+) -> None:
+    """Refuse runs that would end out of memory; see `memory.check_fits`.
+
+    Args:
+        settings: the runs.
+        prompt_tokens: length of the longest prompt.
+        gpus: GPUs of each run, such as 0.5 for two runs on one.
 
     Raises:
         LabError: says by how much, and what to lower first.
     """
+    share = memory.Share.of_gpus(gpus)
     for one in settings:
-        models.check_fits(_memory(one, prompt_tokens), one)
-
-
-def _memory(
-    settings: RunSettings, prompt_tokens: int
-) -> models.MemoryEstimate:
-    shape = models.entry(settings.model)
-    return models.estimate_memory(shape, settings, prompt_tokens)
+        shape = models.entry(one.model)
+        least = memory.estimate_memory(shape, one, prompt_tokens)
+        memory.check_fits(least, one, share)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from grpo_lab import environment, models, training
+from grpo_lab import environment, memory, training
 from grpo_lab.data import Splits
 from grpo_lab.errors import LabError
 from grpo_lab.files import last_line, read_json, read_metrics, write_json
@@ -16,13 +16,13 @@ from grpo_lab.grid.halving import (
     note_halving,
     refuse_other_halving,
 )
-from grpo_lab.grid.storage import Mirror
 from grpo_lab.grid.plan import plan
 from grpo_lab.grid.pool import Answer, LocalPool, ThisProcess, WorkerLost
 from grpo_lab.grid.results import Grid, load
 from grpo_lab.grid.state import RunState, all_runs, claim
+from grpo_lab.grid.storage import Mirror
 from grpo_lab.grid.train_run import GridTraining, Part, reason
-from grpo_lab.profiles import RunSettings
+from grpo_lab.settings import RunSettings
 
 ENGINES = ("process", "ray")
 """Names of the engines: processes of this machine, or workers on Ray."""
@@ -32,6 +32,9 @@ LOOK_SECONDS = 1.0
 
 SPARE_SHARE = 0.1
 """Share of the machine's memory that workers leave alone."""
+
+PROMPT_TOKENS = 512
+"""More than the prompts of the lessons have."""
 
 Progress = Callable[[RunSettings, int, int, dict], None]
 """Called after each step with the run, step, total steps, metrics row."""
@@ -357,6 +360,7 @@ def _pool(context: GridTraining, work: GridWork, chosen: int | Cluster | None):
         from grpo_lab.grid.on_ray import RayPool
 
         context.directory = work.directory.resolve()
+        context.gpus = chosen.gpus
         if chosen.storage:
             work.mirror = Mirror(chosen.storage, work.directory)
             context.mirror = work.mirror
@@ -376,13 +380,13 @@ def fitting_workers(settings: Sequence[RunSettings]) -> int:
     The number does not depend on which of the runs are over, so that a grid
     goes on as it began.
     """
-    device = models.device_memory()
+    device = memory.device_memory()
     if device.is_gpu:
         return 1
     needs = []
     for one in settings:
         with contextlib.suppress(LabError):  # an unknown model: it will tell
-            needs.append(models.memory_in_all(one, models.PROMPT_TOKENS))
+            needs.append(memory.resolve(one, PROMPT_TOKENS).memory)
     room = (1 - SPARE_SHARE) * device.memory
     by_memory = int(room / max(needs)) if needs else 1
     return max(1, min(environment.usable_cores(), len(settings), by_memory))

@@ -20,7 +20,7 @@ from grpo_lab.files import read_json, write_json
 from grpo_lab.grid.fingerprint import reward_fingerprint
 from grpo_lab.grid.results import Run
 from grpo_lab.grid.state import lock, note_start, short_hash
-from grpo_lab.profiles import RunSettings
+from grpo_lab.settings import RunSettings
 from rewards import gold_number
 
 SPARE_GIB = 0.5
@@ -38,7 +38,7 @@ def expand(base: RunSettings, **choices: Sequence) -> list[RunSettings]:
         >>> base = RunSettings(model="pocket-qwen", learning_rate=1e-3)
         >>> runs = expand(base, learning_rate=[1e-3, 1e-4], beta=[0, 0.04])
         >>> [(run.learning_rate, run.beta) for run in runs]
-        [(0.001, 0), (0.001, 0.04), (0.0001, 0), (0.0001, 0.04)]
+        [(0.001, 0.0), (0.001, 0.04), (0.0001, 0.0), (0.0001, 0.04)]
 
     Raises:
         LabError: no such field, or a value that cannot train.
@@ -227,7 +227,7 @@ def open_run(
     held = lock(directory, "run.lock", is_singleton=True)
     _HELD[directory.resolve()] = held
     write_json(directory / "settings.json", record)
-    note_start(directory, settings)
+    note_start(directory)
     return Run(settings.short_model, settings, directory, "unfinished")
 
 

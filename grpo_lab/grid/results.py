@@ -13,7 +13,7 @@ from grpo_lab.errors import LabError
 from grpo_lab.evaluation import Evaluation
 from grpo_lab.grid.halving import read_rungs, rung_path
 from grpo_lab.grid.state import RunState
-from grpo_lab.profiles import RunSettings, run_names
+from grpo_lab.settings import RunSettings, run_names
 
 LEADERBOARD = (
     "run", "model", "learning_rate", "steps", "parent", "stopped",

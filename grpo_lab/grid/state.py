@@ -21,12 +21,12 @@ from pathlib import Path
 import filelock
 import torch
 
-from grpo_lab import environment, models, training
+from grpo_lab import environment, memory, training
 from grpo_lab.errors import LabError
 from grpo_lab.evaluation import Evaluation
 from grpo_lab.files import read_json, write_json
 from grpo_lab.grid.halving import rung_path
-from grpo_lab.profiles import RunSettings
+from grpo_lab.settings import RunSettings
 
 HOLD_SECONDS = 120.0
 """How long whoever takes up a run waits for a lost worker to be gone."""
@@ -156,26 +156,22 @@ def parent_checkpoint(directory: Path) -> Path | None:
     return next((directory / PARENT).glob("checkpoint-*"), None)
 
 
-def note_start(directory: Path, settings: RunSettings) -> None:
+def note_start(directory: Path) -> None:
     """Add this start of a run to the list in `environment.json`.
 
     Its `step` is that of the checkpoint from which it goes on.
     """
-    levers = ()
-    with contextlib.suppress(LabError):  # no such model: loading it will tell
-        levers = models.levers_in_force(settings)
     start = training.last_checkpoint(directory) or parent_checkpoint(directory)
     starts = read_json(directory / "environment.json") or []
     starts.append(
         {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "versions": environment.versions(),
-            "device": models.device_memory().name,
+            "device": memory.device_memory().name,
             "threads": torch.get_num_threads(),
             "host": platform.node(),
             "process": os.getpid(),
             "step": training.step_of(start) if start else 0,
-            "levers": list(levers),
         }
     )
     write_json(directory / "environment.json", starts)

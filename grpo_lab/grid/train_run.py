@@ -22,13 +22,12 @@ from transformers import (
 )
 from trl import GRPOTrainer
 
-from grpo_lab import evaluation, models, training
+from grpo_lab import evaluation, memory, models, training
 from grpo_lab.data import Splits
 from grpo_lab.errors import LabError
 from grpo_lab.evaluation import Evaluation
-from grpo_lab.files import write_whole
+from grpo_lab.files import read_json, write_json, write_whole
 from grpo_lab.grid.halving import rung_path
-from grpo_lab.grid.storage import Mirror
 from grpo_lab.grid.plan import refuse_full_disk
 from grpo_lab.grid.state import (
     PARENT,
@@ -37,7 +36,9 @@ from grpo_lab.grid.state import (
     note_start,
     parent_checkpoint,
 )
-from grpo_lab.profiles import RunSettings
+from grpo_lab.grid.storage import Mirror
+from grpo_lab.prompts import longest_prompt
+from grpo_lab.settings import RunSettings
 from rewards import RewardError
 from rewards.contract import load_reward
 
@@ -75,6 +76,7 @@ class Training:
         rewards: reward functions with TRL's signature.
         eval_batch_size: held-out questions answered at once.
         directory: that of all runs.
+        gpus: GPUs of each run, such as 0.5 for two runs on one.
         on_step: called after each optimiser step.
         callbacks: further ones for every trainer.
         loaded: the base model and tokenizer that the last run has left, and
@@ -85,6 +87,7 @@ class Training:
     rewards: Sequence[Callable]
     eval_batch_size: int
     directory: Path
+    gpus: float = 1.0
     on_step: Callable[[], None] | None = None
     callbacks: tuple[TrainerCallback, ...] = ()
     loaded: tuple | None = None
@@ -92,7 +95,7 @@ class Training:
     def close(self) -> None:
         """Free the memory of the last base model."""
         self.loaded = None
-        models.free_memory()
+        memory.free_memory()
 
     def take_base(self, settings: RunSettings) -> Base:
         """A run's base model, loaded if the last one left another."""
@@ -101,13 +104,21 @@ class Training:
         if found and found[0] == wanted and "one_base" in settings.levers:
             return found[1:]
         del found  # its memory, before the next one is loaded
-        models.free_memory()
+        memory.free_memory()
         return models.load_policy(*wanted)
 
     def leave_base(self, settings: RunSettings, base: Base) -> None:
         """Leave the base model of a run that is done for the next one."""
         if "one_base" in settings.levers:
             self.loaded = ((settings.model, settings.load_in_4bit), *base)
+
+    def resolve(
+        self, settings: RunSettings, tokenizer: PreTrainedTokenizerBase
+    ) -> memory.Resolved:
+        """What is decided for a run on its share of this machine."""
+        longest = longest_prompt(tokenizer, self.splits.train["prompt"])
+        share = memory.Share.of_gpus(self.gpus)
+        return memory.resolve(settings, longest, share)
 
     def train(
         self,
@@ -117,21 +128,23 @@ class Training:
         rewards: Sequence[Callable],
         until: int,
         stop_requested: Callable[[], bool],
-        prolong: bool = False,
+        extend: bool = False,
     ) -> GRPOTrainer:
         """Train a run to a step; its trainer, with the policy.
 
         Args:
             until: the step.
             stop_requested: asked after each step.
-            prolong: whether it may have been meant to have fewer steps.
+            extend: whether it may have been meant to have fewer steps.
 
         Raises:
             Stopped: before it got there.
         """
         refuse_full_disk(directory)
+        resolved = self.resolve(settings, base[1])
+        _note_levers(directory, resolved.levers)
         trainer = training.build_trainer(
-            settings, self.splits.train, rewards, directory, *base,
+            resolved, self.splits.train, rewards, directory, *base,
             self.on_step and (lambda *step: self.on_step()),
             [
                 training.StopWhen(lambda step: stop_requested()),
@@ -139,8 +152,8 @@ class Training:
             ],
         )  # fmt: skip
         _start_from_parent(directory, trainer.args)
-        if prolong:
-            training.prolong(trainer)
+        if extend:
+            training.extend(trainer)
         if training.train(trainer, until=until) < until or stop_requested():
             raise Stopped
         return trainer
@@ -153,7 +166,7 @@ class Training:
         return evaluation.evaluate(
             policy, tokenizer, self.splits.eval,
             settings.max_completion_length, self.eval_batch_size,
-            levers=models.levers_in_force(settings),
+            levers=self.resolve(settings, tokenizer).levers,
         )  # fmt: skip
 
 
@@ -202,7 +215,7 @@ class GridTraining(Training):
                 part.target < run.steps and run.has_reached(part.target)
             ):
                 self._run_mirrored(run, part.target)
-        models.free_memory()
+        memory.free_memory()
 
     def _run_mirrored(self, run: RunState, target: int) -> None:
         if self.mirror:
@@ -219,7 +232,7 @@ class GridTraining(Training):
         try:
             if run.stop_requested:
                 raise Stopped
-            note_start(run.directory, run.settings)
+            note_start(run.directory)
             self._train_and_evaluate(run, target)
         except Stopped:
             if not run.stop_requested:
@@ -258,12 +271,19 @@ class GridTraining(Training):
         else:
             trainer.model.save_pretrained(directory / "adapter")
             measure(trainer.model, directory / "evaluation.json")
-        model = training.release(trainer)
+        model = training.detach_adapter(trainer)
         if target == run.steps:
             # That other worker may have been lost.
             _once(run.base, functools.partial(measure, model), wait=True)
             run.end("done")
         self.leave_base(settings, (model, tokenizer))
+
+
+def _note_levers(directory: Path, levers: Sequence[str]) -> None:
+    """Add what makes this start faster to its entry."""
+    path = directory / "environment.json"
+    *before, last = read_json(path)
+    write_json(path, [*before, last | {"levers": list(levers)}])
 
 
 def _once(path: Path, make: Callable[[Path], None], wait: bool) -> None:
@@ -312,7 +332,7 @@ def _start_from_parent(directory: Path, arguments: object) -> None:
     start = parent_checkpoint(directory)
     if start is None or training.last_checkpoint(directory) is not None:
         return
-    training.take_over(start, arguments)
+    training.warm_start(start, arguments)
     if training.last_checkpoint(directory) is None:
         raise LabError(
             f"The checkpoint in {directory / PARENT} is broken, so this clone "

@@ -5,7 +5,7 @@
     dequantised  a copy of a 4-bit policy that need not unpack its weights
     trainer      the seam: all that is touched of `trl.GRPOTrainer`
 
-`models.levers_in_force` leaves out what the machine has no memory for, and
+`memory.resolve` leaves out what the machine has no memory for, and
 `training.build_trainer` puts the rest to work. `benchmarks/grid_speed.py`
 measures what they bring.
 """
