@@ -8,7 +8,6 @@ import itertools
 import re
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from pathlib import Path
 
 import filelock
@@ -43,13 +42,6 @@ def expand(base: RunSettings, **choices: Sequence) -> list[RunSettings]:
     Raises:
         LabError: no such field, or a value that cannot train.
     """
-    known = {field.name for field in fields(RunSettings)}
-    for name in choices:
-        if name not in known:
-            raise LabError(
-                f"A run has no setting {name!r}. Its settings are "
-                f"{', '.join(sorted(known))}."
-            )
     return [
         RunSettings(
             **{**base.to_dict(), **dict(zip(choices, values, strict=True))}
