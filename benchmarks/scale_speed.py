@@ -59,7 +59,11 @@ def measure(workers: int, steps: int, place: Path) -> dict:
         engine = {"engine": "ray", "address": cluster.address}
     started = time.monotonic()
     found = grid.run(
-        settings, splits, FIVE_PART, place, pocket.eval_batch_size, **engine
+        settings,
+        grid.Task(splits, FIVE_PART),
+        place,
+        pocket.eval_batch_size,
+        **engine,
     )
     seconds = time.monotonic() - started
     found.raise_failures()

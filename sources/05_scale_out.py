@@ -129,7 +129,8 @@ splits = data.load_splits(
     seed=SEED,
 )
 grid_dir = output_dir / "grid"
-grid.check(settings, splits, FIVE_PART, grid_dir)
+task = grid.Task(splits, FIVE_PART)
+grid.check(settings, task, grid_dir)
 steps = settings[0].steps(len(splits.train))
 print(
     f"{len(splits.train)} questions to train on, {len(splits.eval)} held out"
@@ -251,8 +252,7 @@ started = time.monotonic()
 try:
     results = grid.run(
         settings,
-        splits,
-        FIVE_PART,
+        task,
         grid_dir,
         eval_batch_size=profile.eval_batch_size,
         progress=live.update,
@@ -341,8 +341,7 @@ if killed is not None and not device.is_gpu:
     torch.set_num_threads(starts[-1]["threads"])
     [alone] = grid.run(
         [killed.settings],
-        splits,
-        FIVE_PART,
+        task,
         output_dir / "alone",
         eval_batch_size=profile.eval_batch_size,
     ).runs
@@ -466,8 +465,7 @@ halved_dir = output_dir / "halved"
 live = figures.LiveTable(settings, FIVE_PART)
 halved = grid.run(
     settings,
-    splits,
-    FIVE_PART,
+    task,
     halved_dir,
     eval_batch_size=profile.eval_batch_size,
     progress=live.update,
@@ -642,8 +640,7 @@ print(f"{len(control.table(halved_dir))} runs in this grid now")
 live = figures.LiveTable(settings, FIVE_PART)
 with_clone = grid.run(
     settings,
-    splits,
-    FIVE_PART,
+    task,
     halved_dir,
     eval_batch_size=profile.eval_batch_size,
     progress=live.update,

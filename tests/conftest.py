@@ -136,7 +136,7 @@ def here(both, tmp_path_factory):
     from grpo_lab import grid
 
     place = tmp_path_factory.mktemp("here")
-    return grid.run(plan(both), questions(), [variety], place)
+    return grid.run(plan(both), grid.Task(questions(), [variety]), place)
 
 
 class SmallDisk:

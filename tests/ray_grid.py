@@ -61,8 +61,7 @@ def main(output_dir: str, where: str, *models: str) -> None:
 
     grid.run(
         plan(list(models)),
-        questions(),
-        [variety],
+        grid.Task(questions(), [variety]),
         Path(output_dir),
         **options(where),
     ).raise_failures()

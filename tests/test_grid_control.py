@@ -44,7 +44,7 @@ def settings(tiny_qwen):
 def left_alone(settings, tiny_splits, tmp_path_factory):
     """Two runs that nobody steered."""
     place = tmp_path_factory.mktemp("alone")
-    return grid.run(settings, tiny_splits, REWARDS, place)
+    return grid.run(settings, grid.Task(tiny_splits, REWARDS), place)
 
 
 @pytest.fixture
@@ -87,8 +87,7 @@ def test_stop_and_resume_while_it_trains(
     at = ["--grid", str(tmp_path)]
     found = grid.run(
         settings,
-        tiny_splits,
-        REWARDS,
+        grid.Task(tiny_splits, REWARDS),
         tmp_path,
         progress=once_at(2, lambda: main(["runs", "stop", "1", *at])),
     )
@@ -104,11 +103,11 @@ def test_stop_and_resume_while_it_trains(
     assert board["after"].isna().tolist() == [False, True]
     json.dumps(found.summary()["runs"])
     # Again: what was stopped stays so, until somebody resumes it.
-    again = grid.run(settings, tiny_splits, REWARDS, tmp_path)
+    again = grid.run(settings, grid.Task(tiny_splits, REWARDS), tmp_path)
     assert again.runs[0].status == "stopped"
     assert main(["runs", "resume", "lr=0.001", *at]) == 0
     assert control.table(tmp_path)["state"].tolist() == ["waiting", "done"]
-    last = grid.run(settings, tiny_splits, REWARDS, tmp_path)
+    last = grid.run(settings, grid.Task(tiny_splits, REWARDS), tmp_path)
     for run, expected in zip(last.runs, left_alone.runs, strict=True):
         assert run.status == "done"
         assert_same(run, expected)
@@ -122,7 +121,10 @@ def test_a_stop_before_its_turn_and_its_withdrawal(
         control.stop(waiting)
 
     found = grid.run(
-        settings, tiny_splits, REWARDS, tmp_path, progress=once_at(1, act)
+        settings,
+        grid.Task(tiny_splits, REWARDS),
+        tmp_path,
+        progress=once_at(1, act),
     )
     assert [run.steps for run in found.runs] == [4, 0]
     assert found.runs[1].reason == "stopped by hand after step 0 of 4"
@@ -141,7 +143,10 @@ def test_what_halving_stopped_can_go_on(
 
     def run():
         return grid.run(
-            settings, tiny_splits, REWARDS, tmp_path, halving=Halving(1)
+            settings,
+            grid.Task(tiny_splits, REWARDS),
+            tmp_path,
+            halving=Halving(1),
         )
 
     [stopped] = run().stopped
@@ -177,8 +182,7 @@ def test_a_warm_clone_while_it_trains(
     at = ["--grid", str(tmp_path), "--warm", "--set", "learning_rate=5e-4"]
     found = grid.run(
         settings,
-        tiny_splits,
-        REWARDS,
+        grid.Task(tiny_splits, REWARDS),
         tmp_path,
         # The checkpoint of step 3 is written after its row.
         progress=once_at(3, lambda: main(["runs", "clone", "1", *at])),
@@ -213,10 +217,12 @@ def test_a_warm_clone_with_another_course_and_more_steps(
 ):
     """Rate, course and length of the clone's own settings, at every step."""
     one = quick_settings(tiny_qwen, max_steps=2, warmup_share=0)
-    grid.run([one], tiny_splits, REWARDS, tmp_path)
+    grid.run([one], grid.Task(tiny_splits, REWARDS), tmp_path)
     changes = {"learning_rate": 4e-4, "max_steps": 6, "beta": 0.1}
     control.clone(control.find(tmp_path, "1"), changes, warm=True)
-    clone = the_clone(grid.run([one], tiny_splits, REWARDS, tmp_path))
+    clone = the_clone(
+        grid.run([one], grid.Task(tiny_splits, REWARDS), tmp_path)
+    )
     assert clone.metrics["step"].tolist() == [3, 4, 5, 6]
     # Linear over six steps, of which two are over.
     assert clone.metrics["learning_rate"].tolist() == pytest.approx(
@@ -229,7 +235,7 @@ def test_a_fresh_clone(settings, tiny_splits, place):
     """From the base model, as a run of the plan with these settings."""
     run = control.find(place, "1")
     folder = control.clone(run, {"num_generations": 4, "seed": 7})
-    found = grid.run(settings, tiny_splits, REWARDS, place)
+    found = grid.run(settings, grid.Task(tiny_splits, REWARDS), place)
     clone = the_clone(found)
     assert clone.directory == folder
     assert (clone.clone["step"], clone.clone["parent"]) == (
@@ -245,7 +251,9 @@ def test_a_fresh_clone(settings, tiny_splits, place):
         num_generations=4,
         seed=7,
     )
-    apart = grid.run([alike], tiny_splits, REWARDS, place.parent / "apart")
+    apart = grid.run(
+        [alike], grid.Task(tiny_splits, REWARDS), place.parent / "apart"
+    )
     assert_same(clone, apart.runs[0])
 
 
@@ -259,13 +267,15 @@ def test_a_clone_with_other_rewards(settings, tiny_splits, place, tmp_path):
     at = ["--grid", str(place), "--rewards", f"shorter,{file}"]
     assert main(["runs", "clone", "1", *at]) == 0
     file.unlink()
-    clone = the_clone(grid.run(settings, tiny_splits, REWARDS, place))
+    clone = the_clone(
+        grid.run(settings, grid.Task(tiny_splits, REWARDS), place)
+    )
     assert clone.status == "done", clone.reason
     assert {"shorter", "digits"} <= set(clone.metrics)
     assert "variety" not in clone.metrics
     assert "['shorter', 'digits']" in clone.name
     only = control.clone(clone, {}, rewards=["variety"])
-    found = grid.run(settings, tiny_splits, REWARDS, place)
+    found = grid.run(settings, grid.Task(tiny_splits, REWARDS), place)
     [last] = [run for run in found.runs if run.directory == only]
     assert {"variety"} == {"variety", "shorter", "digits"} & set(last.metrics)
 
@@ -278,7 +288,7 @@ def test_a_clone_whose_reward_is_gone_fails_alone(
     record = json.loads((folder / "settings.json").read_text())
     record["clone"]["rewards"] = ["renamed"]
     (folder / "settings.json").write_text(json.dumps(record))
-    found = grid.run(settings, tiny_splits, REWARDS, place)
+    found = grid.run(settings, grid.Task(tiny_splits, REWARDS), place)
     assert the_clone(found).status == "failed"
     assert "wants the reward 'renamed'" in the_clone(found).reason
     assert len(found.done) == 2

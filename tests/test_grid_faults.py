@@ -111,7 +111,7 @@ def test_a_worker_that_is_killed(where, here, both, tmp_path):
         killed.extend([folder, rows_of(folder)])
 
     found = grid.run(
-        plan(both), questions(), [slowed(0.5)], tmp_path,
+        plan(both), grid.Task(questions(), [slowed(0.5)]), tmp_path,
         progress=once_at(2, kill), **options(where),
     )  # fmt: skip
     assert_all_same(found, here)
@@ -130,7 +130,10 @@ def test_a_worker_that_is_lost_again_and_again(where, both, tmp_path):
         os.kill(os.getpid(), signal.SIGKILL)
 
     found = grid.run(
-        plan(both[:1]), questions(), [variety], tmp_path, **options(where)
+        plan(both[:1]),
+        grid.Task(questions(), [variety]),
+        tmp_path,
+        **options(where),
     )
     [run] = found.runs
     assert run.status == "failed"
@@ -155,7 +158,7 @@ def test_a_machine_that_is_lost(here, both, tmp_path):
 
     with PretendedCluster() as two:
         found = grid.run(
-            plan(both), questions(), [slowed(1.0)], tmp_path,
+            plan(both), grid.Task(questions(), [slowed(1.0)]), tmp_path,
             progress=once_at(1, lose), engine="ray", address=two.address,
         )  # fmt: skip
     assert_all_same(found, here)
@@ -182,7 +185,8 @@ def variety(completions, **kwargs):
 
 
 place, *models = sys.argv[1:]
-grid.run(plan(models), questions(), [variety], place, workers=2)
+task = grid.Task(questions(), [variety])
+grid.run(plan(models), task, place, workers=2)
 """
 
 
@@ -215,7 +219,7 @@ def test_a_driver_that_is_killed(where, here, both, tmp_path):
     """The next one goes on with what is not finished; and a checkpoint that
     was cut short meanwhile is not the one that it goes on from."""
     [finished] = grid.run(
-        plan(both[:1]), questions(), [variety], tmp_path
+        plan(both[:1]), grid.Task(questions(), [variety]), tmp_path
     ).runs
     driver = subprocess.Popen(
         [sys.executable, TESTS / "ray_grid.py", tmp_path, where, *both],
@@ -238,7 +242,10 @@ def test_a_driver_that_is_killed(where, here, both, tmp_path):
         before = training.last_checkpoint(folder)
         assert training.step_of(before) == training.step_of(newest) - 1
     found = grid.run(
-        plan(both), questions(), [variety], tmp_path, **options(where)
+        plan(both),
+        grid.Task(questions(), [variety]),
+        tmp_path,
+        **options(where),
     )
     assert_all_same(found, here)
     assert len(starts(finished)) == 1  # in this process
@@ -264,8 +271,9 @@ def test_a_notebook_whose_kernel_is_killed(here, both, tmp_path):
             "from grpo_lab import grid\n"
             f"plan = ray_grid.plan({both!r})\n"
             "rewards = [killed_grid.variety]\n"
-            "data = ray_grid.questions()\n"
-            "grid.run(plan, data, rewards, OUTPUT_DIR).raise_failures()"
+            "task = grid.Task(ray_grid.questions(), rewards)\n"
+            "found = grid.run(plan, task, OUTPUT_DIR, workers=1)\n"
+            "found.raise_failures()"
         ),
     ]
     notebook = nbformat.v4.new_notebook(cells=cells)
@@ -337,7 +345,7 @@ def test_a_disk_that_fills_up_on_a_worker(
 
     try:
         found = grid.run(
-            plan(both[:1]), questions(), [variety], disk / "grid",
+            plan(both[:1]), grid.Task(questions(), [variety]), disk / "grid",
             engine="ray", address=machines.address,
         )  # fmt: skip
         told = found.runs[0].reason
@@ -353,7 +361,9 @@ def test_a_disk_that_fills_up_on_a_worker(
     assert halves  # it was a checkpoint that did not fit
     assert "disk is full" in told or "No space left" in told
     assert "Free some space" in told
-    found = grid.run(plan(both[:1]), questions(), [variety], disk / "grid")
+    found = grid.run(
+        plan(both[:1]), grid.Task(questions(), [variety]), disk / "grid"
+    )
     assert_same(found.runs[0], here.runs[0])
 
 
@@ -365,14 +375,16 @@ def test_two_drivers_on_one_directory(both, tmp_path):
         pytest.raises(LabError, match="Another process is training"),
     ):
         grid.run(
-            plan(both), questions(), [variety], tmp_path / "grid",
+            plan(both), grid.Task(questions(), [variety]), tmp_path / "grid",
             engine="ray", address="127.0.0.1:1",
         )  # fmt: skip
 
 
 def test_two_workers_on_one_run(both, tmp_path):
     """One that was taken for lost may still live: the other waits."""
-    records = plan_of(plan(both[:1]), questions(), [variety], tmp_path)
+    records = plan_of(
+        plan(both[:1]), grid.Task(questions(), [variety]), tmp_path
+    )
     [(directory, record)] = records.items()
     write_json(directory / "settings.json", record)
     other = "Another process still trains tiny-qwen"

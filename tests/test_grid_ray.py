@@ -34,7 +34,7 @@ def test_the_same_results_as_in_one_process(
         told.append((run.short_model, step, steps))
 
     found = grid.run(
-        plan(both), questions(), [variety], tmp_path,
+        plan(both), grid.Task(questions(), [variety]), tmp_path,
         progress=progress, engine="ray", address=machines.address,
     )  # fmt: skip
     for run, expected in zip(found.runs, here.runs, strict=True):
@@ -52,7 +52,7 @@ def test_the_same_results_as_in_one_process(
     assert capfd.readouterr().out == ""
     # Again: nothing is left to do, so no cluster is asked for.
     again = grid.run(
-        plan(both), questions(), [variety], tmp_path,
+        plan(both), grid.Task(questions(), [variety]), tmp_path,
         engine="ray", address="127.0.0.1:1",
     )  # fmt: skip
     assert [run.status for run in again.runs] == ["done", "done"]
@@ -77,11 +77,15 @@ def test_halving_and_an_object_store(
     monkeypatch.setattr(Evaluation, "load", classmethod(better))
     told = []
     found = grid.run(
-        plan(both), questions(), [variety], place, halving=Halving(2),
+        plan(both),
+        grid.Task(questions(), [variety]),
+        place,
+        halving=Halving(2),
         progress=lambda run, step, *rest: told.append((run.model, step)),
-        engine="ray", address=machines.address,
+        engine="ray",
+        address=machines.address,
         storage=f"file://{tmp_path}/store",
-    )  # fmt: skip
+    )
     stopped, whole = found.runs
     assert (stopped.status, stopped.steps) == ("stopped", 2)
     assert "0.0% of the held-out questions right, where 33.3%" in (
@@ -146,8 +150,7 @@ def test_steering_while_the_workers_train(machines, here, both, tmp_path):
     bad = quick_settings("no model at all", max_steps=1)
     found = grid.run(
         [*plan(both), more, bad],
-        questions(),
-        [variety],
+        grid.Task(questions(), [variety]),
         place,
         progress=progress,
         engine="ray",
@@ -172,7 +175,9 @@ def test_steering_while_the_workers_train(machines, here, both, tmp_path):
     assert (board["parent"] != "").sum() == 1
     # What was stopped there goes on here.
     control.resume(stopped)
-    last = grid.run([*plan(both), more], questions(), [variety], place)
+    last = grid.run(
+        [*plan(both), more], grid.Task(questions(), [variety]), place
+    )
     assert last.runs[2].status == "done"
     assert last.runs[2].metrics["step"].tolist() == list(range(1, 31))
 
@@ -190,9 +195,13 @@ def test_steering_while_the_workers_train(machines, here, both, tmp_path):
 def test_a_cluster_that_is_too_small(machines, both, tmp_path, options, told):
     with pytest.raises(LabError, match=told):
         grid.run(
-            plan(both[:1]), questions(), [variety], tmp_path, engine="ray",
-            address=machines.address, **options,
-        )  # fmt: skip
+            plan(both[:1]),
+            grid.Task(questions(), [variety]),
+            tmp_path,
+            engine="ray",
+            address=machines.address,
+            **options,
+        )
     [run] = grid.load(tmp_path).runs
     assert not (run.directory / "metrics.csv").exists()
 
@@ -211,24 +220,35 @@ def test_a_cluster_that_is_too_small(machines, both, tmp_path, options, told):
 )
 def test_what_no_engine_takes(quick, tiny_splits, tmp_path, options, told):
     with pytest.raises(LabError, match=told):
-        grid.run([quick], tiny_splits, [variety], tmp_path / "g", **options)
+        grid.run(
+            [quick],
+            grid.Task(tiny_splits, [variety]),
+            tmp_path / "g",
+            **options,
+        )
     assert not (tmp_path / "g").exists()
 
 
 def test_a_storage_that_is_none(quick, tiny_splits, tmp_path):
     with pytest.raises(LabError, match="ftp"):
         grid.run(
-            [quick], tiny_splits, [variety], tmp_path / "g", engine="ray",
+            [quick],
+            grid.Task(tiny_splits, [variety]),
+            tmp_path / "g",
+            engine="ray",
             storage="ftp://somewhere/else",
-        )  # fmt: skip
+        )
 
 
 def test_an_address_where_nothing_is(quick, tiny_splits, tmp_path):
     with pytest.raises(LabError, match="no Ray cluster at '127.0.0.1:1'"):
         grid.run(
-            [quick], tiny_splits, [variety], tmp_path / "g", engine="ray",
+            [quick],
+            grid.Task(tiny_splits, [variety]),
+            tmp_path / "g",
+            engine="ray",
             address="127.0.0.1:1",
-        )  # fmt: skip
+        )
 
 
 def test_machines_that_do_not_fit():
@@ -251,7 +271,12 @@ def test_machines_that_do_not_fit():
 def test_without_ray_it_is_told(quick, tiny_splits, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(LabError, match="pip install 'ray"):
-        grid.run([quick], tiny_splits, [variety], tmp_path / "g", engine="ray")
+        grid.run(
+            [quick],
+            grid.Task(tiny_splits, [variety]),
+            tmp_path / "g",
+            engine="ray",
+        )
 
 
 def test_a_grid_in_one_process_needs_no_ray():

@@ -47,6 +47,7 @@ from grpo_lab.grid.execute import execute
 from grpo_lab.grid.pool import Answer, LocalPool, ThisProcess, WorkerLost
 from grpo_lab.grid.state import PARENT
 from grpo_lab.grid.train_run import Part, Stopped
+from grpo_lab.task import Task
 
 __all__ = ["Plan", "Population", "Progress", "State", "Stopped"]
 
@@ -127,7 +128,7 @@ class Population:
         self.directory = Path(directory)
         self.progress, self.doing = progress, doing
         self.context = MemberTraining(
-            splits, [reward], plan.eval_batch_size, self.directory,
+            Task(splits, [reward]), plan.eval_batch_size, self.directory,
             plan=plan, test_rows=test_rows,
         )  # fmt: skip
         self.workers = workers
@@ -158,7 +159,7 @@ class Population:
         if self.workers in (None, 1):
             return ThisProcess(self.context)
         self.context.directory = self.directory.resolve()
-        rewards, members = self.context.rewards, self.plan.pop_size
+        rewards, members = self.context.task.rewards, self.plan.pop_size
         if not isinstance(self.workers, Cluster):
             size = min(self.workers, members)
             return LocalPool(self.context, size, functions=rewards)

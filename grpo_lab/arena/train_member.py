@@ -91,7 +91,7 @@ class MemberTraining(Training):
     def close(self) -> None:
         """End the process of a reward file, too."""
         super().close()
-        for reward in self.rewards:
+        for reward in self.task.rewards:
             getattr(reward, "close", lambda: None)()
 
     def run(self, part: Part) -> None:
@@ -130,7 +130,7 @@ class MemberTraining(Training):
         note_start(folder)
         base, tokenizer = self.take_base(settings)
         trainer = self.train(
-            (base, tokenizer), settings, folder, self.rewards, target,
+            (base, tokenizer), settings, folder, self.task.rewards, target,
             (self.directory / "stop").exists, extend=True,
         )  # fmt: skip
         self._measure(
@@ -143,7 +143,7 @@ class MemberTraining(Training):
     def _measure(self, settings: RunSettings, policy, tokenizer, path) -> None:
         """Greedy answers to the questions that rank, and what they earn."""
         found = self.evaluate(settings, policy, tokenizer)
-        [reward] = self.rewards
+        [reward] = self.task.rewards
         earned = reward(
             [answer.text for answer in found.answers],
             question=[answer.question for answer in found.answers],

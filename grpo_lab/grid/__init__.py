@@ -40,9 +40,10 @@ from grpo_lab.grid.estimates import (
 from grpo_lab.grid.execute import ENGINES, Progress, check, run
 from grpo_lab.grid.fingerprint import reward_fingerprint
 from grpo_lab.grid.halving import Halving
-from grpo_lab.grid.plan import expand, open_run
+from grpo_lab.grid.plan import expand, log_uniform, open_run, sample
 from grpo_lab.grid.results import Grid, Run, load
 from grpo_lab.grid.train_run import reason
+from grpo_lab.task import Task
 
 __all__ = [
     "ENGINES",
@@ -51,14 +52,17 @@ __all__ = [
     "Pace",
     "Progress",
     "Run",
+    "Task",
     "check",
     "check_memory",
     "estimates",
     "expand",
     "load",
+    "log_uniform",
     "measure_pace",
     "open_run",
     "reason",
     "reward_fingerprint",
     "run",
+    "sample",
 ]

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Protocol
 
 from grpo_lab import environment, memory, training
-from grpo_lab.data import Splits
 from grpo_lab.errors import LabError
 from grpo_lab.files import last_line, read_json, read_metrics, write_json
 from grpo_lab.grid.cluster import Cluster, cluster_of
@@ -23,6 +22,7 @@ from grpo_lab.grid.state import RunState, all_runs, claim
 from grpo_lab.grid.storage import Mirror
 from grpo_lab.grid.train_run import GridTraining, Part, reason
 from grpo_lab.settings import RunSettings
+from grpo_lab.task import Task
 
 ENGINES = ("process", "ray")
 """Names of the engines: processes of this machine, or workers on Ray."""
@@ -122,8 +122,7 @@ def _step_at(directory: Path) -> int:
 
 def check(
     settings: Sequence[RunSettings],
-    splits: Splits,
-    rewards: Sequence[Callable],
+    task: Task,
     output_dir: Path | str,
     *,
     halving: Halving | None = None,
@@ -134,7 +133,7 @@ def check(
     """Refuse a grid that can't run, before anything is loaded or written.
 
     Args:
-        settings, splits, rewards, output_dir: as for `run`.
+        settings, task, output_dir: as for `run`.
         halving, engine, workers, cluster: as for `run`; the cluster itself is
             not looked at.
 
@@ -144,16 +143,15 @@ def check(
     """
     places(engine, workers, cluster)
     if halving:
-        steps = [one.steps(len(splits.train)) for one in settings]
+        steps = [one.steps(len(task.splits.train)) for one in settings]
         halving.refuse_useless(steps or [0])
-    plan(settings, splits, rewards, Path(output_dir))
+    plan(settings, task, Path(output_dir))
     refuse_other_halving(Path(output_dir), halving)
 
 
 def run(
     settings: Sequence[RunSettings],
-    splits: Splits,
-    rewards: Sequence[Callable],
+    task: Task,
     output_dir: Path | str,
     eval_batch_size: int = 50,
     progress: Progress | None = None,
@@ -171,8 +169,7 @@ def run(
 
     Args:
         settings: the runs; equal ones are refused.
-        splits: training and held-out questions; see `grpo_lab.data`.
-        rewards: reward functions with TRL's signature.
+        task: the questions, the rewards and how answers are judged.
         output_dir: the grid's directory; made if missing.
         eval_batch_size: held-out questions answered at once.
         progress: called after each optimiser step.
@@ -194,10 +191,10 @@ def run(
     output_dir = Path(output_dir)
     chosen = places(engine, workers, cluster)
     check(
-        settings, splits, rewards, output_dir,
+        settings, task, output_dir,
         halving=halving, engine=engine, workers=workers, **cluster,
     )  # fmt: skip
-    records = plan(settings, splits, rewards, output_dir)
+    records = plan(settings, task, output_dir)
     with claim(output_dir, next(iter(records.values()))["grid"]):
         note_halving(output_dir, halving)
         for directory, record in records.items():
@@ -205,7 +202,7 @@ def run(
                 write_json(directory / "settings.json", record)
         work = GridWork(output_dir, list(records), halving, progress)
         work.take_up()
-        context = GridTraining(splits, rewards, eval_batch_size, output_dir)
+        context = GridTraining(task, eval_batch_size, output_dir)
         if work.open_runs:
             execute(work, _pool(context, work, chosen))
     return load(output_dir, [one.directory for one in work.runs])
@@ -365,12 +362,14 @@ def _pool(context: GridTraining, work: GridWork, chosen: int | Cluster | None):
             work.mirror = Mirror(chosen.storage, work.directory)
             context.mirror = work.mirror
         mark = None if chosen.storage else context.directory / "grid.json"
-        return RayPool(context, chosen, left, context.rewards, mark)
+        return RayPool(context, chosen, left, context.task.rewards, mark)
     fitting = chosen or fitting_workers([run.settings for run in work.runs])
     if fitting == 1:
         return ThisProcess(context)
     context.directory = work.directory.resolve()
-    return LocalPool(context, min(fitting, left), functions=context.rewards)
+    return LocalPool(
+        context, min(fitting, left), functions=context.task.rewards
+    )
 
 
 def fitting_workers(settings: Sequence[RunSettings]) -> int:

@@ -23,7 +23,6 @@ from transformers import (
 from trl import GRPOTrainer
 
 from grpo_lab import evaluation, memory, models, training
-from grpo_lab.data import Splits
 from grpo_lab.errors import LabError
 from grpo_lab.evaluation import Evaluation
 from grpo_lab.files import read_json, write_json, write_whole
@@ -39,6 +38,7 @@ from grpo_lab.grid.state import (
 from grpo_lab.grid.storage import Mirror
 from grpo_lab.prompts import longest_prompt
 from grpo_lab.settings import RunSettings
+from grpo_lab.task import Task
 from rewards import RewardError
 from rewards.contract import load_reward
 
@@ -72,8 +72,7 @@ class Training:
     """What the runs of one call share, in the process that trains them.
 
     Attributes:
-        splits: training and held-out questions.
-        rewards: reward functions with TRL's signature.
+        task: the questions, the rewards and how answers are judged.
         eval_batch_size: held-out questions answered at once.
         directory: that of all runs.
         gpus: GPUs of each run, such as 0.5 for two runs on one.
@@ -83,8 +82,7 @@ class Training:
             what they are; None if there are none.
     """
 
-    splits: Splits
-    rewards: Sequence[Callable]
+    task: Task
     eval_batch_size: int
     directory: Path
     gpus: float = 1.0
@@ -116,7 +114,7 @@ class Training:
         self, settings: RunSettings, tokenizer: PreTrainedTokenizerBase
     ) -> memory.Resolved:
         """What is decided for a run on its share of this machine."""
-        longest = longest_prompt(tokenizer, self.splits.train["prompt"])
+        longest = longest_prompt(tokenizer, self.task.splits.train["prompt"])
         share = memory.Share.of_gpus(self.gpus)
         return memory.resolve(settings, longest, share)
 
@@ -144,7 +142,7 @@ class Training:
         resolved = self.resolve(settings, base[1])
         _note_levers(directory, resolved.levers)
         trainer = training.build_trainer(
-            resolved, self.splits.train, rewards, directory, *base,
+            resolved, self.task.splits.train, rewards, directory, *base,
             self.on_step and (lambda *step: self.on_step()),
             [
                 training.StopWhen(lambda step: stop_requested()),
@@ -164,9 +162,9 @@ class Training:
     ) -> Evaluation:  # fmt: skip
         """A policy's answers to the held-out questions."""
         return evaluation.evaluate(
-            policy, tokenizer, self.splits.eval,
+            policy, tokenizer, self.task.splits.eval,
             settings.max_completion_length, self.eval_batch_size,
-            levers=self.resolve(settings, tokenizer).levers,
+            self.task.grader, self.resolve(settings, tokenizer).levers,
         )  # fmt: skip
 
 
@@ -261,7 +259,7 @@ class GridTraining(Training):
         # Wanted for the comparison, not for the training: while another
         # worker is at it, this one need not wait.
         _once(run.base, functools.partial(measure, model), wait=False)
-        with rewards_of(run, self.rewards) as rewards:
+        with rewards_of(run, self.task.rewards) as rewards:
             trainer = self.train(
                 (model, tokenizer), settings, directory, rewards, target,
                 lambda: run.stop_requested,
