@@ -164,6 +164,7 @@ class MemberTraining(Training):
             self.test_rows,
             settings.max_completion_length,
             self.eval_batch_size,
+            grader=self.task.grader,
             levers=self.resolve(settings, tokenizer).levers,
         )
         for name, answers in zip(

@@ -164,7 +164,8 @@ class Training:
         return evaluation.evaluate(
             policy, tokenizer, self.task.splits.eval,
             settings.max_completion_length, self.eval_batch_size,
-            self.task.grader, self.resolve(settings, tokenizer).levers,
+            grader=self.task.grader,
+            levers=self.resolve(settings, tokenizer).levers,
         )  # fmt: skip
 
 
