@@ -1,6 +1,7 @@
 """Pools: an item that is given is done, or it is told why not."""
 
 import contextlib
+import importlib
 import os
 import signal
 import subprocess
@@ -193,8 +194,7 @@ def test_a_learners_modules_are_sent(tmp_path, monkeypatch):
     """A function of a file beside a notebook, which workers may not find."""
     (tmp_path / "beside.py").write_text("def halve(n):\n    return n // 2\n")
     monkeypatch.syspath_prepend(tmp_path)
-    import beside
-
+    beside = importlib.import_module("beside")
     program = "import pickle, sys; print(pickle.load(sys.stdin.buffer)(8))"
     done = subprocess.run(
         [sys.executable, "-c", program],

@@ -119,7 +119,7 @@ def test_halving_and_an_object_store(
     assert [p.name for p in (folder / "parent").iterdir()] == ["checkpoint-6"]
 
 
-def test_steering_while_the_workers_train(machines, here, both, tmp_path):
+def test_control_while_the_workers_train(machines, here, both, tmp_path):
     """One run is stopped, a warm clone of another is made: the same call
     trains the clone. One fails, and the others go on."""
     place, done = tmp_path / "grid", []
