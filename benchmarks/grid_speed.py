@@ -240,7 +240,10 @@ def _grid(job: dict, folder: Path) -> dict:
 def _our_grid(runs, splits, folder) -> list[tuple]:
     """An evaluation and the rewards of all steps, for each run."""
     found = grid.run(
-        runs, splits, FIVE_PART, folder / "grid", POCKET.eval_batch_size
+        runs,
+        grid.Task(splits, FIVE_PART),
+        folder / "grid",
+        POCKET.eval_batch_size,
     )
     found.raise_failures()
     return [(run.evaluation, [*run.metrics["reward"]]) for run in found.runs]

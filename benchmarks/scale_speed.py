@@ -54,12 +54,16 @@ def measure(workers: int, steps: int, place: Path) -> dict:
         pocket.data, train_rows=pocket.train_rows, eval_rows=pocket.eval_rows
     )
     cluster = PretendedCluster(1, cpus=workers) if workers else None
-    engine = {}
+    engine = {"workers": 1}
     if cluster:
         engine = {"engine": "ray", "address": cluster.address}
     started = time.monotonic()
     found = grid.run(
-        settings, splits, FIVE_PART, place, pocket.eval_batch_size, **engine
+        settings,
+        grid.Task(splits, FIVE_PART),
+        place,
+        pocket.eval_batch_size,
+        **engine,
     )
     seconds = time.monotonic() - started
     found.raise_failures()

@@ -41,6 +41,13 @@ def prepare() -> None:
     datasets_logging.disable_progress_bar()
 
 
+def usable_cores() -> int:
+    """CPU cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def versions() -> dict[str, str]:
     """Version of Python and of each library that can change a result."""
     found = {name: importlib.metadata.version(name) for name in LIBRARIES}

@@ -216,7 +216,9 @@ figures.reward_table(completions, r"So $\boxed{\frac{1}{2}}$.", COOKBOOK)
 from grpo_lab import evaluation, grid, guards, training
 
 by_hand = replace(settings, levers=())  # the trainer below is TRL's own
-run = grid.open_run(by_hand, splits, COOKBOOK, output_dir / "run")
+run = grid.open_run(
+    by_hand, grid.Task(splits, COOKBOOK, evaluation.LATEX), output_dir / "run"
+)
 policy, tokenizer = models.load_policy(settings.model, settings.load_in_4bit)
 longest = prompts.longest_prompt(tokenizer, splits.train["prompt"])
 guards.check_context(policy, longest, settings.max_completion_length)
@@ -635,7 +637,9 @@ else:
 def train_variant(name, rewards, changed, callbacks=()):
     memory.free_memory()
     folder = output_dir / "variants" / name
-    variant = grid.open_run(changed, splits, rewards, folder)
+    variant = grid.open_run(
+        changed, grid.Task(splits, rewards, evaluation.LATEX), folder
+    )
     policy, tokenizer = models.load_policy(changed.model, changed.load_in_4bit)
     trainer = training.build_trainer(
         memory.resolve(changed, longest), splits.train, rewards, folder,

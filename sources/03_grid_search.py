@@ -159,7 +159,8 @@ engine = {"engine": ENGINE}
 if ENGINE == "ray":
     engine |= {"address": ADDRESS, "cpus": CPUS}
     engine["gpus"] = GPUS or float(device.is_gpu)
-grid.check(settings, splits, FIVE_PART, grid_dir, **engine)
+task = grid.Task(splits, FIVE_PART)
+grid.check(settings, task, grid_dir, **engine)
 print(f"{grid_dir} can be used.")
 
 # %% [markdown]
@@ -420,8 +421,7 @@ figures.table(pd.DataFrame(rows, columns=["lever", "here", "what it does"]))
 live = figures.LiveTable(settings, FIVE_PART)
 results = grid.run(
     settings,
-    splits,
-    FIVE_PART,
+    task,
     grid_dir,
     eval_batch_size=profile.eval_batch_size,
     progress=live.update,

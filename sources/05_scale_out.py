@@ -129,7 +129,8 @@ splits = data.load_splits(
     seed=SEED,
 )
 grid_dir = output_dir / "grid"
-grid.check(settings, splits, FIVE_PART, grid_dir)
+task = grid.Task(splits, FIVE_PART)
+grid.check(settings, task, grid_dir)
 steps = settings[0].steps(len(splits.train))
 print(
     f"{len(splits.train)} questions to train on, {len(splits.eval)} held out"
@@ -141,8 +142,9 @@ print(f"{len(settings)} runs of {steps} steps")
 #
 # The work is shared out like this:
 #
-# - **Ray** connects machines to a cluster and starts processes on them;
-# - **Ray Tune**, a part of it, gives each worker a run, gives the run to
+# - **Ray** connects machines to a cluster, starts processes on them and tells
+#   when one of them or its machine is lost;
+# - **the driver**, this process, gives each worker a run, gives the run to
 #   another worker if one is lost, and compares runs on the way;
 # - **our directories are the memory**. Each run writes its metrics and a
 #   checkpoint after every step, and the driver keeps nothing that is not in
@@ -250,8 +252,7 @@ started = time.monotonic()
 try:
     results = grid.run(
         settings,
-        splits,
-        FIVE_PART,
+        task,
         grid_dir,
         eval_batch_size=profile.eval_batch_size,
         progress=live.update,
@@ -340,8 +341,7 @@ if killed is not None and not device.is_gpu:
     torch.set_num_threads(starts[-1]["threads"])
     [alone] = grid.run(
         [killed.settings],
-        splits,
-        FIVE_PART,
+        task,
         output_dir / "alone",
         eval_batch_size=profile.eval_batch_size,
     ).runs
@@ -406,12 +406,12 @@ print(f"{steps_made} steps instead of {4 * 24}")
 # %% [markdown]
 # This is the synchronous form
 # ([Jamieson and Talwalkar, 2016](https://arxiv.org/abs/1502.07943)): a rung is
-# decided when all runs are there. With `engine="process"` our grid does that.
+# decided when all runs are there. `grid.Halving` does that.
 #
 # On many workers it would be a waste: the fast ones wait for the slowest. The
 # **asynchronous** form, ASHA ([Li et al.,
 # 2018](https://arxiv.org/abs/1810.05934)), decides about each run when it
-# arrives, by what has arrived before it: with a factor of 2 it goes on if it
+# arrives, by what has arrived before it (`asynchronous=True`): with a factor of 2 it goes on if it
 # is at least as good as their median. The first one to arrive always goes on.
 # So the *order* counts:
 
@@ -457,7 +457,7 @@ figures.table(pd.DataFrame(rows, columns=columns))
 
 # %%
 first_rung = FIRST_RUNG or max(1, steps // 4)
-halving = grid.Halving(first=first_rung, factor=FACTOR)
+halving = grid.Halving(first_rung, FACTOR, asynchronous=True)
 rungs = halving.rungs(steps)
 print(f"Compared after {' and '.join(map(str, rungs))} of {steps} steps.")
 
@@ -465,8 +465,7 @@ halved_dir = output_dir / "halved"
 live = figures.LiveTable(settings, FIVE_PART)
 halved = grid.run(
     settings,
-    splits,
-    FIVE_PART,
+    task,
     halved_dir,
     eval_batch_size=profile.eval_batch_size,
     progress=live.update,
@@ -620,17 +619,17 @@ print(f"{parent.name}, at step {parent.steps}, with {', '.join(changes)}")
 # by a part of its name.
 
 # %%
-from grpo_lab.grid import steering
+from grpo_lab.grid import control
 
 if not any(run.clone for run in grid.load(halved_dir).runs):
-    listed = list(steering.table(halved_dir)["run"])
+    listed = list(control.table(halved_dir)["run"])
     words = ["clone", str(1 + listed.index(parent.name)), "--warm"]
     for change in changes:
         words += ["--set", change]
     if STORAGE:  # that is where the checkpoints are
         words += ["--storage", STORAGE]
     terminal(*words, "--grid", str(halved_dir))
-print(f"{len(steering.table(halved_dir))} runs in this grid now")
+print(f"{len(control.table(halved_dir))} runs in this grid now")
 
 # %% [markdown]
 # No grid is at work right now, so the clone waits. Running the grid once more,
@@ -641,8 +640,7 @@ print(f"{len(steering.table(halved_dir))} runs in this grid now")
 live = figures.LiveTable(settings, FIVE_PART)
 with_clone = grid.run(
     settings,
-    splits,
-    FIVE_PART,
+    task,
     halved_dir,
     eval_batch_size=profile.eval_batch_size,
     progress=live.update,
@@ -659,7 +657,7 @@ print(f"{clone.name}: {clone.status} at step {clone.steps}")
 
 # %%
 columns = ["number", "run", "state", "steps", "of", "accuracy", "parent"]
-listed = steering.table(halved_dir)[columns]
+listed = control.table(halved_dir)[columns]
 figures.table(listed, {"accuracy": "{:.1%}"})
 
 # %% [markdown]
@@ -933,14 +931,14 @@ import shutil
 from grpo_lab.errors import LabError
 
 winner_run = results.best
-folder = steering.clone(winner_run, {}, rewards=["correctness_reward"])
+folder = control.clone(winner_run, {}, rewards=["correctness_reward"])
 told = read_json(folder / "settings.json")["clone"]
 print(told)
 shutil.rmtree(folder)  # only to look at: the next run would train it
 
 refused = ""
 try:
-    steering.clone(winner_run, {}, rewards=["kindness_reward"])
+    control.clone(winner_run, {}, rewards=["kindness_reward"])
 except LabError as error:
     refused = str(error)
 print(textwrap.fill(refused, 79))

@@ -49,6 +49,14 @@ def threads():
 
 
 @pytest.fixture(autouse=True)
+def grids_train_here(monkeypatch):
+    """A grid trains in this process, unless a test asks for workers."""
+    from grpo_lab import environment
+
+    monkeypatch.setattr(environment, "usable_cores", lambda: 1)
+
+
+@pytest.fixture(autouse=True)
 def no_handler_left():
     """No code leaves a signal handler behind, which every fork inherits.
 
@@ -128,7 +136,7 @@ def here(both, tmp_path_factory):
     from grpo_lab import grid
 
     place = tmp_path_factory.mktemp("here")
-    return grid.run(plan(both), questions(), [variety], place)
+    return grid.run(plan(both), grid.Task(questions(), [variety]), place)
 
 
 class SmallDisk:

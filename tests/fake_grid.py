@@ -5,7 +5,7 @@ from pathlib import Path
 
 from grpo_lab.evaluation import Answer, Evaluation
 from grpo_lab.files import write_json
-from grpo_lab.grid import results
+from grpo_lab.grid.state import RunState
 from grpo_lab.profiles import RunSettings
 
 
@@ -44,7 +44,7 @@ def written(
     record = {"settings": settings.to_dict(), "weights": model}
     record["grid"] = {"train_rows": 100}
     write_json(directory / "settings.json", record)
-    base.save(results.base_path(directory))
+    base.save(RunState(directory).base)
     after.save(directory / "evaluation.json")
     write_json(directory / "result.json", {"status": "done"})
     columns = ["step", "seconds", "memory_gib", "truncated_share"]

@@ -37,7 +37,9 @@ def questions():
 def run(models: list[str], output_dir: Path):
     from grpo_lab import grid
 
-    return grid.run(plan(models), questions(), [variety], output_dir)
+    return grid.run(
+        plan(models), grid.Task(questions(), [variety]), output_dir
+    )
 
 
 def die(*args, **kwargs):

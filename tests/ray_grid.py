@@ -1,4 +1,4 @@
-"""A grid on Ray as a program of its own, so that its driver can be killed."""
+"""A grid on workers as a program of its own, so that it can be killed."""
 
 import json
 import sys
@@ -47,18 +47,23 @@ def assert_same(run, expected) -> None:
     assert run.base.answers == expected.base.answers
 
 
-def main(output_dir: str, address: str, *models: str) -> None:
+def options(where: str) -> dict:
+    """Where a grid trains: a number of processes, or a cluster's address."""
+    if where.isdecimal():
+        return {"workers": int(where)}
+    return {"engine": "ray", "address": where}
+
+
+def main(output_dir: str, where: str, *models: str) -> None:
     from killed_grid import variety
 
     from grpo_lab import grid
 
     grid.run(
         plan(list(models)),
-        questions(),
-        [variety],
+        grid.Task(questions(), [variety]),
         Path(output_dir),
-        engine="ray",
-        address=address,
+        **options(where),
     ).raise_failures()
 
 

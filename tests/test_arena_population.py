@@ -58,6 +58,13 @@ def trained(tiny_qwen, splits, tmp_path_factory):
     return the_plan, directory
 
 
+def with_base(one: Population) -> tuple:
+    """The base model, on which the members of a population will train."""
+    base = one.context.take_base(one.plan.settings)
+    one.context.leave_base(one.plan.settings, base)
+    return base
+
+
 def adapter(folder) -> dict[str, torch.Tensor]:
     return load_file(folder / "adapter_model.safetensors")
 
@@ -134,10 +141,14 @@ def test_a_copy_begins_with_its_parents_weights(
         inherit(self, member, step)
         for name in ("adapter_model.safetensors", "optimizer.pt"):
             own, parents = (
-                population.member_folder(self.directory, number)
+                records.member_folder(self.directory, number)
+                / folder
                 / f"checkpoint-{step}"
                 / name
-                for number in (member.number, member.parent)
+                for number, folder in (
+                    (member.number, "parent"),
+                    (member.parent, ""),
+                )
             )
             assert own.read_bytes() == parents.read_bytes()
         seen.append(member.number)
@@ -157,6 +168,7 @@ def test_the_dead_leave_no_checkpoints(trained):
         folder = records.member_folder(directory, number)
         left = list(folder.glob("checkpoint-*"))
         assert bool(left) == (number in alive), number
+        assert number in alive or not (folder / "parent").exists()
         assert (folder / "metrics.csv").exists()
 
 
@@ -179,9 +191,10 @@ def test_members_leave_no_hooks_on_the_base(plan, splits, tmp_path):
         ),
     )
     one = of(checkpointing, splits, tmp_path)
+    base, _ = with_base(one)
 
     def hooks() -> int:
-        return sum(len(m._forward_hooks) for m in one.base.modules())
+        return sum(len(m._forward_hooks) for m in base.modules())
 
     before = hooks()
     one.train()
@@ -337,16 +350,17 @@ def test_a_finished_population_can_go_on(trained, splits, tmp_path):
 def test_the_base_model_is_left_as_it_was(plan, splits, tmp_path):
     """Members come and go on one base model."""
     one = of(plan, splits, tmp_path)
+    base, tokenizer = with_base(one)
     chat = [splits.eval[0]["prompt"]]
 
     def logits():
-        inputs = one.tokenizer.apply_chat_template(
+        inputs = tokenizer.apply_chat_template(
             chat, return_tensors="pt", return_dict=True
         )
         with torch.no_grad():
-            return one.base.eval()(**inputs).logits
+            return base.eval()(**inputs).logits
 
     before = logits()
     one.train()
     assert torch.equal(before, logits())
-    assert not any("lora" in name for name, _ in one.base.named_modules())
+    assert not any("lora" in name for name, _ in base.named_modules())

@@ -1,6 +1,5 @@
-"""Members on the workers of a Ray cluster: the same lineage, come what may."""
+"""Members on workers: the same lineage, come what may."""
 
-import collections
 import contextlib
 import functools
 import os
@@ -12,15 +11,12 @@ import filelock
 import pandas as pd
 import pytest
 from conftest import quick_settings
-from ray.exceptions import ActorDiedError
 from test_arena_client import REWARD, furnished, small, written
 
 from grpo_lab.arena import (
     LocalArena,
-    engine,
     experiment,
     job,
-    nursery,
     population,
     records,
 )
@@ -28,7 +24,10 @@ from grpo_lab.arena.evolution import Member, Rules
 from grpo_lab.arena.population import Plan, Population, Stopped
 from grpo_lab.data import load_splits
 from grpo_lab.errors import LabError
+from grpo_lab.grid import state
 from grpo_lab.grid.cluster import Cluster, PretendedCluster, connected
+from grpo_lab.grid.pool import Answer, WorkerLost
+from grpo_lab.grid.train_run import Part
 
 UNLIKE = ["seconds", "memory_gib"]
 """Columns that no two runs have in common."""
@@ -81,16 +80,15 @@ def expected(plan, splits, tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory):
+def cluster():
     """Two machines with room for one worker each; a test loses one.
 
     The connection is kept, which spares each test some processes. So a
     population has to give its workers' room back.
     """
-    place = tmp_path_factory.mktemp("shared")
     with (
         PretendedCluster(machines=2, cpus=1) as pretended,
-        connected(Cluster(pretended.address), place, mark=""),
+        connected(Cluster(pretended.address)),
     ):
         yield pretended
 
@@ -99,10 +97,10 @@ def cluster(tmp_path_factory):
 def parallel(plan, splits, cluster, tmp_path):
     """Makes the population in a directory, on the workers of the cluster."""
 
-    def make(function=reward, progress=None) -> Population:
+    def make(function=reward, progress=None, **options) -> Population:
         return Population(
             plan, splits, splits.eval, function, tmp_path, progress,
-            workers=Cluster(),
+            workers=Cluster(), **options,
         )  # fmt: skip
 
     return make
@@ -160,9 +158,7 @@ def test_members_train_at_once_and_become_the_same_whatever_is_lost(
             cluster.lose(1)
             cluster.machines.pop()
 
-    one = parallel(after(meet_or_die), progress)
-    one.nursery.doing = doings.append
-    one.train()
+    parallel(after(meet_or_die), progress, doing=doings.append).train()
     assert_same(tmp_path, expected)
     assert (seen / "dead").exists() and len(cluster.machines) == 1
     steps = records.metrics(tmp_path)
@@ -210,49 +206,42 @@ def test_a_member_is_held_by_whoever_trains_it(
     folder = records.member_folder(tmp_path, 0)
     folder.mkdir(parents=True)
     one = Population(plan, splits, splits.eval, reward, tmp_path)
-    monkeypatch.setattr(nursery, "HOLD_SECONDS", 0.1)
+    monkeypatch.setattr(state, "HOLD_SECONDS", 0.1)
     with (
-        filelock.FileLock(folder / "member.lock"),
-        pytest.raises(LabError, match="Member 0 is trained by another"),
+        filelock.FileLock(folder / "run.lock"),
+        pytest.raises(LabError, match="Another process still trains 000"),
     ):
         one.train()
     assert not (folder / "metrics.csv").exists()
 
 
-def test_workers_that_are_lost_again_and_again(
-    plan, splits, tmp_path, monkeypatch
+def test_members_on_processes_of_this_machine(
+    plan, splits, expected, tmp_path
 ):
-    """Over an errand, and before they have one."""
-    from grpo_lab.arena import on_ray
+    """One dies over its first step; another one takes its member."""
+    seen = tmp_path / "seen"
 
-    def lost(call):
-        raise ActorDiedError
+    def die_once() -> None:
+        with contextlib.suppress(FileExistsError):
+            seen.mkdir()
+            os.kill(os.getpid(), signal.SIGKILL)
 
-    monkeypatch.setattr(on_ray.ray, "get", lost)
-    monkeypatch.setattr(on_ray.ray, "kill", lambda worker: None)
-    hired, waiting = [], collections.deque()
-    crew = Population(
-        plan, splits, splits.eval, reward, tmp_path,
-        workers=Cluster(retries=1),
-    ).nursery  # fmt: skip
-    monkeypatch.setattr(crew, "_hire", lambda: hired.append("another"))
-    log = tmp_path / "worker.log"
+    Population(
+        plan, splits, splits.eval, after(die_once), tmp_path, workers=2
+    ).train()
+    assert_same(tmp_path, expected)
+    assert seen.exists()
+
+
+def test_a_member_whose_workers_are_lost(plan, splits, tmp_path):
+    """It is told which, and what the last of them said."""
+    one = Population(plan, splits, splits.eval, reward, tmp_path)
+    part = Part("members/004", 2, Member(4, 0.1, 0))
+    log = one.context.fetch(part)
+    log.parent.mkdir(parents=True)
     log.write_text("Killed\n")
-    errand = on_ray.Errand(
-        "raise_to", (), log, member=Member(4, 0.1, 0), target=2
-    )
-    crew.busy = {"call": ("worker", errand)}
-    crew._ended("call", waiting)
-    assert list(waiting) == [errand] and hired == ["another"]
-    crew.busy = {"call": ("worker", errand)}
     with pytest.raises(LabError, match="of member 4 was lost, 2 in all.*Kil"):
-        crew._ended("call", waiting)
-    crew.asked, crew.never_came = {"call": "worker"}, 0
-    for _ in range(4):  # two workers, each of them twice
-        crew._came("call", waiting)
-        crew.asked = {"call": "worker"}
-    with pytest.raises(LabError, match="No worker .* starts.*said: .*See"):
-        crew._came("call", waiting)
+        one.take(Answer(part, error=WorkerLost(2)))
 
 
 # --- How it is asked for ----------------------------------------------------
@@ -295,6 +284,9 @@ def test_the_engine_is_no_part_of_the_experiment(arena, monkeypatch):
     assert workers_of(arena, monkeypatch) == wanted
     arena.resume_experiment("e", engine="process")
     assert workers_of(arena, monkeypatch) is None
+    job.Status(folder).tell(status="stopped")
+    arena.resume_experiment("e", engine="process", workers=2)
+    assert workers_of(arena, monkeypatch) == 2
 
 
 def test_what_is_submitted_again_may_have_another_engine(
@@ -321,14 +313,15 @@ def test_what_is_submitted_again_may_have_another_engine(
         ({"engine": "ray", "cpu": 2}, "no option 'cpu'. It has address, cpus"),
         ({"engine": "ray", "storage": "s3://b"}, "no option 'storage'"),
         ({"engine": "ray", "cpus": 0}, "can't have 0 CPU cores"),
+        ({"engine": "process", "workers": 0}, "0 processes can't train"),
     ],
 )
 def test_what_no_engine_takes(arena, options, told):
-    before = engine.noted(arena.home / "experiments" / "e")
+    before = experiment.noted_engine(arena.home / "experiments" / "e")
     job.Status(arena.home / "experiments" / "e").tell(status="stopped")
     with pytest.raises(LabError, match=told):
         arena.resume_experiment("e", **options)
-    assert engine.noted(arena.home / "experiments" / "e") == before
+    assert experiment.noted_engine(arena.home / "experiments" / "e") == before
 
 
 def test_a_directory_that_workers_can_not_have(plan, splits, tmp_path):

@@ -22,10 +22,11 @@ from safetensors.torch import load_file, save_file
 
 import rewards
 from grpo_lab import evaluation, grid, memory, models, training
+from grpo_lab.data import load_splits
 from grpo_lab.errors import LabError
 from grpo_lab.evaluation import Evaluation
 from grpo_lab.grid import plan
-from grpo_lab.grid.results import base_path
+from grpo_lab.grid.state import RunState
 from grpo_lab.profiles import RunSettings
 from rewards.options import with_options
 
@@ -95,7 +96,9 @@ def test_expand_refuses_what_no_run_has():
 
 
 def identity(settings, splits, functions=(variety,)) -> str:
-    planned = plan.plan([settings], splits, functions, Path("nowhere"))
+    planned = plan.plan(
+        [settings], grid.Task(splits, functions), Path("nowhere")
+    )
     return next(iter(planned)).name
 
 
@@ -238,7 +241,7 @@ def test_the_set_of_rewards_counts():
 def test_the_same_run_twice_is_refused(both, tiny_splits, tmp_path):
     settings = killed_grid.plan([both[0], both[1], both[0]])
     with pytest.raises(LabError, match="have the same settings"):
-        grid.run(settings, tiny_splits, [variety], tmp_path / "new")
+        grid.run(settings, grid.Task(tiny_splits, [variety]), tmp_path / "new")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -315,8 +318,7 @@ def test_a_finished_grid_runs_nothing_again(whole, both, no_training):
     told = []
     again = grid.run(
         killed_grid.plan(both),
-        killed_grid.questions(),
-        [variety],
+        grid.Task(killed_grid.questions(), [variety]),
         whole.output_dir,
         progress=lambda *seen: told.append(seen),
     )
@@ -358,7 +360,9 @@ def test_a_grid_can_grow(whole, both, tmp_path, monkeypatch):
     old = killed_grid.plan(both)
     new = dataclasses.replace(old[0], learning_rate=1e-4)
     loaded = count_loads(monkeypatch)
-    grown = grid.run([*old, new], killed_grid.questions(), [variety], place)
+    grown = grid.run(
+        [*old, new], grid.Task(killed_grid.questions(), [variety]), place
+    )
     assert loaded == [(both[0], True)]
     assert [run.status for run in grown.runs] == ["done"] * 3
     assert len(list((place / "base").iterdir())) == 2
@@ -379,7 +383,7 @@ def test_no_run_waits_for_a_base_model_that_another_evaluates(
     place = copy_of(whole, tmp_path)
     old = killed_grid.plan(both)
     new = dataclasses.replace(old[0], learning_rate=1e-4)
-    base = base_path(place / "runs" / whole.runs[0].directory.name)
+    base = RunState(place / "runs" / whole.runs[0].directory.name).base
     base.unlink()
     evaluated = count_calls(monkeypatch, evaluation, "evaluate")
 
@@ -399,8 +403,7 @@ def test_no_run_waits_for_a_base_model_that_another_evaluates(
 
         grown = grid.run(
             [*old, new],
-            killed_grid.questions(),
-            [variety],
+            grid.Task(killed_grid.questions(), [variety]),
             place,
             progress=progress,
         )
@@ -415,7 +418,9 @@ def test_runs_are_compared_with_their_own_base(tiny_qwen, tmp_path):
         quick_settings(tiny_qwen, max_steps=1, max_completion_length=length)
         for length in (4, 6)
     ]
-    found = grid.run(settings, killed_grid.questions(), [variety], tmp_path)
+    found = grid.run(
+        settings, grid.Task(killed_grid.questions(), [variety]), tmp_path
+    )
     for run in found.runs:
         limit = run.settings.max_completion_length
         assert {answer.tokens for answer in run.base.answers} == {limit}
@@ -434,16 +439,17 @@ def test_another_grids_directory_is_left_alone(
     before = files_of(whole.output_dir)
     plan, questions = killed_grid.plan(both), killed_grid.questions()
     other = [dataclasses.replace(one, beta=0.04) for one in plan]
-    for arguments, word in (
-        ((other, questions, [variety]), "none of its runs"),
-        ((plan, tiny_splits, [variety]), "data_fingerprint"),
-        ((plan, questions, [constant]), "reward_fingerprint, rewards"),
+    for (runs, splits, reward), word in (
+        ((other, questions, variety), "none of its runs"),
+        ((plan, tiny_splits, variety), "data_fingerprint"),
+        ((plan, questions, constant), "reward_fingerprint, rewards"),
     ):
+        task = grid.Task(splits, [reward])
         with pytest.raises(LabError, match="belongs to another grid") as told:
-            grid.run(*arguments, whole.output_dir)
+            grid.run(runs, task, whole.output_dir)
         assert word in str(told.value)
         with pytest.raises(LabError, match="belongs to another grid"):
-            grid.check(*arguments, whole.output_dir)
+            grid.check(runs, task, whole.output_dir)
     assert files_of(whole.output_dir) == before
 
 
@@ -451,9 +457,11 @@ def test_strange_files_are_left_alone(quick, tiny_splits, tmp_path):
     (tmp_path / "thesis.txt").write_text("years of work")
     before = files_of(tmp_path)
     with pytest.raises(LabError, match="files that are not of a grid"):
-        grid.run([quick], tiny_splits, [variety], tmp_path)
+        grid.run([quick], grid.Task(tiny_splits, [variety]), tmp_path)
     with pytest.raises(LabError, match="is a file, but"):
-        grid.run([quick], tiny_splits, [variety], tmp_path / "thesis.txt")
+        grid.run(
+            [quick], grid.Task(tiny_splits, [variety]), tmp_path / "thesis.txt"
+        )
     assert files_of(tmp_path) == before
 
 
@@ -463,7 +471,9 @@ def test_two_processes_do_not_share_a_directory(
     (tmp_path / "grid").mkdir()
     with held_elsewhere(tmp_path / "grid" / "grid.lock"):
         with pytest.raises(LabError, match="Another process is training"):
-            grid.run([quick], tiny_splits, [variety], tmp_path / "grid")
+            grid.run(
+                [quick], grid.Task(tiny_splits, [variety]), tmp_path / "grid"
+            )
         assert not (tmp_path / "grid" / "runs").exists()
 
 
@@ -473,7 +483,11 @@ def test_a_nearly_full_disk_is_refused(
     usage = shutil.disk_usage(tmp_path)._replace(free=2**28)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     with pytest.raises(LabError, match="There are 0.25 GiB left") as told:
-        grid.run([quick], tiny_splits, [variety], tmp_path / "new" / "grid")
+        grid.run(
+            [quick],
+            grid.Task(tiny_splits, [variety]),
+            tmp_path / "new" / "grid",
+        )
     assert "Free some space" in str(told.value)
     assert list(tmp_path.iterdir()) == []
 
@@ -489,7 +503,7 @@ def test_a_failed_run_does_not_stop_the_others(
         quick_settings("no model at all", max_steps=1),
         quick_settings(tiny_qwen, max_steps=1),
     ]
-    found = grid.run(settings, tiny_splits, [variety], tmp_path)
+    found = grid.run(settings, grid.Task(tiny_splits, [variety]), tmp_path)
     assert [run.status for run in found.runs] == ["failed", "failed", "done"]
     assert "nobody/no-such-model" in found.runs[0].reason
     assert "There is no model" in found.runs[1].reason
@@ -505,7 +519,7 @@ def test_a_failed_run_does_not_stop_the_others(
     assert "no-such-model lr=0.001: nobody/no-such-model" in str(told.value)
     # Again: the failed ones are tried once more, the finished one is not.
     loaded = count_loads(monkeypatch)
-    grid.run(settings, tiny_splits, [variety], tmp_path)
+    grid.run(settings, grid.Task(tiny_splits, [variety]), tmp_path)
     names = ("nobody/no-such-model", "no model at all")
     assert loaded == [(name, True) for name in names]
 
@@ -520,7 +534,7 @@ def test_a_failed_run_does_not_stop_the_others(
 def test_a_reward_that_fails_is_told(
     quick, tiny_splits, tmp_path, reward, reason
 ):
-    found = grid.run([quick], tiny_splits, [reward], tmp_path)
+    found = grid.run([quick], grid.Task(tiny_splits, [reward]), tmp_path)
     assert found.runs[0].status == "failed"
     with pytest.raises(LabError, match=reason):
         found.raise_failures()
@@ -547,10 +561,10 @@ def test_a_failed_run_that_is_put_right(
             fail(path) if "runs" in str(path) else save(self, path)
         ),
     )
-    first = grid.run([quick], tiny_splits, [variety], tmp_path)
+    first = grid.run([quick], grid.Task(tiny_splits, [variety]), tmp_path)
     assert first.runs[0].reason.startswith("MemoryError: for once")
     monkeypatch.setattr(Evaluation, "save", save)
-    again = grid.run([quick], tiny_splits, [variety], tmp_path)
+    again = grid.run([quick], grid.Task(tiny_splits, [variety]), tmp_path)
     assert again.runs[0].status == "done"
     assert again.runs[0].metrics["step"].tolist() == [1, 2, 3]
     assert not (again.runs[0].directory / "error.txt").exists()
@@ -578,16 +592,22 @@ def test_a_disk_that_fills_up_during_a_run(
     place = small_disk.place
     monkeypatch.setattr(plan, "SPARE_GIB", 0)
     try:
-        found = grid.run([quick], tiny_splits, [variety], place / "grid")
+        found = grid.run(
+            [quick], grid.Task(tiny_splits, [variety]), place / "grid"
+        )
         told = found.runs[0].reason
     except LabError as error:  # not even the reason could be written
         told = str(error)
     assert "disk is full" in told or "No space left" in told
     assert "Free some space" in told
     small_disk.resize("100m")
-    again = grid.run([quick], tiny_splits, [variety], place / "grid")
+    again = grid.run(
+        [quick], grid.Task(tiny_splits, [variety]), place / "grid"
+    )
     again.raise_failures()
-    apart = grid.run([quick], tiny_splits, [variety], tmp_path / "apart")
+    apart = grid.run(
+        [quick], grid.Task(tiny_splits, [variety]), tmp_path / "apart"
+    )
     assert_same(again.runs[0], apart.runs[0])
 
 
@@ -734,14 +754,14 @@ def test_truncation_in_a_real_run_is_told(whole):
 def test_one_run_takes_its_directory(quick, tiny_splits, tmp_path):
     """The record of a grid's run, and whoever opens it again goes on."""
     folder = tmp_path / "new" / "run"
-    run = grid.open_run(quick, tiny_splits, [variety], folder)
+    run = grid.open_run(quick, grid.Task(tiny_splits, [variety]), folder)
     assert (run.settings, run.directory) == (quick, folder)
     record = json.loads((folder / "settings.json").read_text())
     [planned] = plan.plan(
-        [quick], tiny_splits, [variety], tmp_path / "grid"
+        [quick], grid.Task(tiny_splits, [variety]), tmp_path / "grid"
     ).values()
     assert record == planned
-    grid.open_run(quick, tiny_splits, [variety], folder)
+    grid.open_run(quick, grid.Task(tiny_splits, [variety]), folder)
     starts = json.loads((folder / "environment.json").read_text())
     assert len(starts) == 2
 
@@ -749,16 +769,16 @@ def test_one_run_takes_its_directory(quick, tiny_splits, tmp_path):
 def test_another_runs_directory_is_left_alone(quick, tiny_splits, tmp_path):
     folder = tmp_path / "run"
     typo = dataclasses.replace(quick, learning_rate=3e-3)
-    grid.open_run(typo, tiny_splits, [variety], folder)
+    grid.open_run(typo, grid.Task(tiny_splits, [variety]), folder)
     # Nothing has come of that one, so its directory is free.
-    grid.open_run(quick, tiny_splits, [variety], folder)
+    grid.open_run(quick, grid.Task(tiny_splits, [variety]), folder)
     (folder / "metrics.csv").write_text("step\n")
     before = files_of(folder)
     other = dataclasses.replace(quick, learning_rate=2e-3, seed=7)
     with pytest.raises(LabError, match="differs in learning_rate, seed"):
-        grid.open_run(other, tiny_splits, [variety], folder)
+        grid.open_run(other, grid.Task(tiny_splits, [variety]), folder)
     with pytest.raises(LabError, match="differs in reward_fing.*, rewards"):
-        grid.open_run(quick, tiny_splits, [constant], folder)
+        grid.open_run(quick, grid.Task(tiny_splits, [constant]), folder)
     assert files_of(folder) == before
 
 
@@ -766,7 +786,7 @@ def test_a_first_start_that_was_killed_can_be_done_again(
     quick, tiny_splits, tmp_path
 ):
     (tmp_path / "settings.json.part").write_text("{")
-    grid.open_run(quick, tiny_splits, [variety], tmp_path)
+    grid.open_run(quick, grid.Task(tiny_splits, [variety]), tmp_path)
 
 
 @pytest.mark.parametrize("text", ['{"mine": 1}', "[1]"])
@@ -775,7 +795,7 @@ def test_settings_of_something_else_are_left_alone(
 ):
     (tmp_path / "settings.json").write_text(text)
     with pytest.raises(LabError, match="files that are not of a run"):
-        grid.open_run(quick, tiny_splits, [variety], tmp_path)
+        grid.open_run(quick, grid.Task(tiny_splits, [variety]), tmp_path)
     assert (tmp_path / "settings.json").read_text() == text
 
 
@@ -783,15 +803,17 @@ def test_a_run_takes_no_strange_directory(quick, tiny_splits, tmp_path):
     (tmp_path / "thesis.txt").write_text("years of work")
     before = files_of(tmp_path)
     with pytest.raises(LabError, match="files that are not of a run"):
-        grid.open_run(quick, tiny_splits, [variety], tmp_path)
+        grid.open_run(quick, grid.Task(tiny_splits, [variety]), tmp_path)
     with pytest.raises(LabError, match="is a file, but"):
-        grid.open_run(quick, tiny_splits, [variety], tmp_path / "thesis.txt")
+        grid.open_run(
+            quick, grid.Task(tiny_splits, [variety]), tmp_path / "thesis.txt"
+        )
     assert files_of(tmp_path) == before
 
 
 def test_a_run_is_held_until_its_process_ends(quick, tiny_splits, tmp_path):
     folder = tmp_path / "run"
-    grid.open_run(quick, tiny_splits, [variety], folder)
+    grid.open_run(quick, grid.Task(tiny_splits, [variety]), folder)
     program = (
         "import filelock\n"
         f"filelock.FileLock({str(folder / 'run.lock')!r}).acquire(timeout=0)"
@@ -815,8 +837,64 @@ def test_a_run_is_held_until_its_process_ends(quick, tiny_splits, tmp_path):
     try:
         assert held.stdout.readline() == "held\n"
         with pytest.raises(LabError, match="Another process is training"):
-            grid.open_run(quick, tiny_splits, [variety], elsewhere)
+            grid.open_run(quick, grid.Task(tiny_splits, [variety]), elsewhere)
         assert [path.name for path in elsewhere.iterdir()] == ["run.lock"]
     finally:
         held.communicate("\n")
-    grid.open_run(quick, tiny_splits, [variety], elsewhere)
+    grid.open_run(quick, grid.Task(tiny_splits, [variety]), elsewhere)
+
+
+# --- What a grid learns from ------------------------------------------------
+
+
+def test_a_grid_takes_latex(tiny_qwen, tmp_path):
+    """The rewards and the problems of lesson 2, at two rates."""
+    splits = load_splits("pocket_latex", train_rows=4, eval_rows=3, seed=3)
+    formulas = [r"So $\boxed{x^2 + 1}$.", *splits.eval["answer"][1:]]
+    held_out = splits.eval.remove_columns("answer")
+    splits = dataclasses.replace(
+        splits, eval=held_out.add_column("answer", formulas)
+    )
+    settings = quick_settings(tiny_qwen, max_steps=1)
+    runs = grid.expand(settings, learning_rate=[1e-3, 2e-3])
+    numbers = grid.Task(splits, rewards.COOKBOOK)
+    with pytest.raises(LabError, match="reference answers can.t be compared"):
+        grid.check(runs, numbers, tmp_path)
+    latex = grid.Task(splits, rewards.COOKBOOK, evaluation.LATEX)
+    found = grid.run(runs, latex, tmp_path)
+    found.raise_failures()
+    assert len(found.leaderboard()) == 2
+    for run in found.runs:
+        golds = [answer.gold for answer in run.evaluation.answers]
+        assert golds == formulas
+
+
+def test_sampled_runs():
+    base = RunSettings(model="pocket-qwen", learning_rate=1e-3)
+    rates = grid.log_uniform(1e-5, 1e-3)
+
+    def runs(n: int, seed: int) -> list[RunSettings]:
+        return grid.sample(
+            base, n, seed, learning_rate=rates, lora_r=[8, 16, 32]
+        )
+
+    found = runs(200, 1)
+    assert found == runs(200, 1) and found[:5] == runs(5, 1)
+    assert found != runs(200, 2)
+    assert all(1e-5 <= run.learning_rate <= 1e-3 for run in found)
+    assert {run.lora_r for run in found} == {8, 16, 32}
+    # Each order of magnitude as often: a binomial, five deviations wide.
+    low = sum(run.learning_rate < 1e-4 for run in found)
+    assert abs(low - 100) < 5 * (200 / 4) ** 0.5
+    assert len({(run.learning_rate, run.lora_r) for run in found}) == 200
+
+
+def test_what_can_not_be_sampled():
+    base = RunSettings(model="pocket-qwen", learning_rate=1e-3)
+    with pytest.raises(LabError, match="2 different runs were found, not 3"):
+        grid.sample(base, 3, 1, lora_r=[8, 16])
+    with pytest.raises(LabError, match="no setting 'rate'"):
+        grid.sample(base, 3, 1, rate=[8, 16])
+    for bounds in ((0, 1), (2, 1)):
+        with pytest.raises(LabError, match="type two bounds"):
+            grid.log_uniform(*bounds)

@@ -3,8 +3,9 @@
 At most one step is lost, nothing that was finished is done again, and nothing
 broken is taken for a result: every run ends as one that was left alone.
 `test_grid.py` has the kills of a grid in one process, in training, in a
-checkpoint and in an evaluation, and a disk that fills up there. What takes
-longest is slow: `make test-slow`. On 2 cores the disk that fills up took 44 s,
+checkpoint and in an evaluation, and a disk that fills up there; here are those
+of a grid on workers, of this machine or on Ray. What takes longest is slow:
+`make test-slow`. On 2 cores the disk that fills up took 44 s,
 the loss of a machine 36 s, the kill of a kernel 23 s, a worker that is lost
 again and again 13 s, a population whose workers are lost 21 s.
 """
@@ -23,14 +24,14 @@ import nbformat
 import psutil
 import pytest
 from killed_grid import held_elsewhere, variety
-from ray_grid import assert_same, plan, questions, starts
+from ray_grid import assert_same, options, plan, questions, starts
 
 from grpo_lab import grid, training
 from grpo_lab.errors import LabError
 from grpo_lab.files import read_metrics, write_json
 from grpo_lab.grid.cluster import PretendedCluster
-from grpo_lab.grid.jobs import job_at
 from grpo_lab.grid.plan import plan as plan_of
+from grpo_lab.grid.state import RunState, hold
 
 TESTS = Path(__file__).parent
 ROOM_FOR_ROWS = 48 * 1024
@@ -90,7 +91,15 @@ def slowed(seconds: float):
     return variety
 
 
-def test_a_worker_that_is_killed(machines, here, both, tmp_path):
+@pytest.fixture(params=["here", "ray"])
+def where(request) -> str:
+    """Two workers: processes of this machine, or on a cluster."""
+    if request.param == "here":
+        return "2"
+    return request.getfixturevalue("machines").address
+
+
+def test_a_worker_that_is_killed(where, here, both, tmp_path):
     """Another one goes on from its last step."""
     killed = []
 
@@ -102,8 +111,8 @@ def test_a_worker_that_is_killed(machines, here, both, tmp_path):
         killed.extend([folder, rows_of(folder)])
 
     found = grid.run(
-        plan(both), questions(), [slowed(0.5)], tmp_path,
-        progress=once_at(2, kill), engine="ray", address=machines.address,
+        plan(both), grid.Task(questions(), [slowed(0.5)]), tmp_path,
+        progress=once_at(2, kill), **options(where),
     )  # fmt: skip
     assert_all_same(found, here)
     [again] = [run for run in found.runs if run.directory == killed[0]]
@@ -113,7 +122,7 @@ def test_a_worker_that_is_killed(machines, here, both, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_lost_again_and_again(machines, both, tmp_path):
+def test_a_worker_that_is_lost_again_and_again(where, both, tmp_path):
     """It is given up after the retries, with its last words."""
 
     def variety(completions, **kwargs):
@@ -121,14 +130,16 @@ def test_a_worker_that_is_lost_again_and_again(machines, both, tmp_path):
         os.kill(os.getpid(), signal.SIGKILL)
 
     found = grid.run(
-        plan(both[:1]), questions(), [variety], tmp_path,
-        engine="ray", address=machines.address, retries=0,
-    )  # fmt: skip
+        plan(both[:1]),
+        grid.Task(questions(), [variety]),
+        tmp_path,
+        **options(where),
+    )
     [run] = found.runs
     assert run.status == "failed"
     assert "lost again and again" in run.reason
     assert "these are my last words" in run.reason
-    assert len(starts(run)) == 1
+    assert len(starts(run)) == 4
 
 
 @pytest.mark.slow
@@ -147,7 +158,7 @@ def test_a_machine_that_is_lost(here, both, tmp_path):
 
     with PretendedCluster() as two:
         found = grid.run(
-            plan(both), questions(), [slowed(1.0)], tmp_path,
+            plan(both), grid.Task(questions(), [slowed(1.0)]), tmp_path,
             progress=once_at(1, lose), engine="ray", address=two.address,
         )  # fmt: skip
     assert_all_same(found, here)
@@ -156,20 +167,62 @@ def test_a_machine_that_is_lost(here, both, tmp_path):
     assert starts(lost)[1]["step"] >= min(made) - 1
 
 
+def starts_at(folder: Path) -> list[dict]:
+    """Where and when the run in a directory was begun or gone on with."""
+    return json.loads((folder / "environment.json").read_text())
+
+
+UNGUARDED = """
+import sys
+
+from ray_grid import plan, questions
+
+from grpo_lab import grid
+
+
+def variety(completions, **kwargs):
+    return [float(len(set(chat[0]["content"]))) for chat in completions]
+
+
+place, *models = sys.argv[1:]
+task = grid.Task(questions(), [variety])
+grid.run(plan(models), task, place, workers=2)
+"""
+
+
+def test_a_program_that_is_interrupted(here, both, tmp_path):
+    """One without a guard for `__main__`, and with its reward there: no worker
+    of it is left, and it goes on where it was."""
+    program = tmp_path / "program.py"
+    program.write_text(UNGUARDED)
+    line = [sys.executable, program, tmp_path / "grid", *both]
+    first = subprocess.Popen(line, env=TESTED, stderr=subprocess.PIPE)
+    folder = wait_for_rows(tmp_path / "grid", 2)
+    workers = psutil.Process(first.pid).children()
+    assert len(workers) == 2
+    first.send_signal(signal.SIGINT)
+    assert b"KeyboardInterrupt" in first.communicate(timeout=60)[1]
+    assert not [one for one in workers if one.is_running()]
+    made = rows_of(folder)
+    subprocess.run(line, env=TESTED, check=True, timeout=300)
+    place = tmp_path / "grid"
+    assert_all_same(grid.load(place, in_order(place, both)), here)
+    assert starts_at(folder)[1]["step"] >= made - 1
+
+
 def ended(process: subprocess.Popen) -> int:
     process.send_signal(signal.SIGKILL)
     return process.wait()
 
 
-def test_a_driver_that_is_killed(machines, here, both, tmp_path):
+def test_a_driver_that_is_killed(where, here, both, tmp_path):
     """The next one goes on with what is not finished; and a checkpoint that
     was cut short meanwhile is not the one that it goes on from."""
     [finished] = grid.run(
-        plan(both[:1]), questions(), [variety], tmp_path
+        plan(both[:1]), grid.Task(questions(), [variety]), tmp_path
     ).runs
     driver = subprocess.Popen(
-        [sys.executable, TESTS / "ray_grid.py", tmp_path, machines.address]
-        + both,
+        [sys.executable, TESTS / "ray_grid.py", tmp_path, where, *both],
         env=TESTED,
         stderr=subprocess.PIPE,
         text=True,
@@ -180,6 +233,7 @@ def test_a_driver_that_is_killed(machines, here, both, tmp_path):
         code = ended(driver)
     assert code == -signal.SIGKILL, driver.stderr.read()
     # Its workers end with it.
+    wait_for_death(starts_at(folder)[-1]["process"])
     with filelock.FileLock(folder / "run.lock", timeout=60):
         newest = training.last_checkpoint(folder)
         file = newest / "optimizer.pt"
@@ -188,11 +242,13 @@ def test_a_driver_that_is_killed(machines, here, both, tmp_path):
         before = training.last_checkpoint(folder)
         assert training.step_of(before) == training.step_of(newest) - 1
     found = grid.run(
-        plan(both), questions(), [variety], tmp_path,
-        engine="ray", address=machines.address,
-    )  # fmt: skip
+        plan(both),
+        grid.Task(questions(), [variety]),
+        tmp_path,
+        **options(where),
+    )
     assert_all_same(found, here)
-    assert len(starts(finished)) == 1  # with the other engine
+    assert len(starts(finished)) == 1  # in this process
     [_, again] = found.runs
     assert [start["step"] for start in starts(again)] == [
         0,
@@ -215,8 +271,9 @@ def test_a_notebook_whose_kernel_is_killed(here, both, tmp_path):
             "from grpo_lab import grid\n"
             f"plan = ray_grid.plan({both!r})\n"
             "rewards = [killed_grid.variety]\n"
-            "data = ray_grid.questions()\n"
-            "grid.run(plan, data, rewards, OUTPUT_DIR).raise_failures()"
+            "task = grid.Task(ray_grid.questions(), rewards)\n"
+            "found = grid.run(plan, task, OUTPUT_DIR, workers=1)\n"
+            "found.raise_failures()"
         ),
     ]
     notebook = nbformat.v4.new_notebook(cells=cells)
@@ -288,7 +345,7 @@ def test_a_disk_that_fills_up_on_a_worker(
 
     try:
         found = grid.run(
-            plan(both[:1]), questions(), [variety], disk / "grid",
+            plan(both[:1]), grid.Task(questions(), [variety]), disk / "grid",
             engine="ray", address=machines.address,
         )  # fmt: skip
         told = found.runs[0].reason
@@ -304,7 +361,9 @@ def test_a_disk_that_fills_up_on_a_worker(
     assert halves  # it was a checkpoint that did not fit
     assert "disk is full" in told or "No space left" in told
     assert "Free some space" in told
-    found = grid.run(plan(both[:1]), questions(), [variety], disk / "grid")
+    found = grid.run(
+        plan(both[:1]), grid.Task(questions(), [variety]), disk / "grid"
+    )
     assert_same(found.runs[0], here.runs[0])
 
 
@@ -316,18 +375,19 @@ def test_two_drivers_on_one_directory(both, tmp_path):
         pytest.raises(LabError, match="Another process is training"),
     ):
         grid.run(
-            plan(both), questions(), [variety], tmp_path / "grid",
+            plan(both), grid.Task(questions(), [variety]), tmp_path / "grid",
             engine="ray", address="127.0.0.1:1",
         )  # fmt: skip
 
 
 def test_two_workers_on_one_run(both, tmp_path):
     """One that was taken for lost may still live: the other waits."""
-    records = plan_of(plan(both[:1]), questions(), [variety], tmp_path)
+    records = plan_of(
+        plan(both[:1]), grid.Task(questions(), [variety]), tmp_path
+    )
     [(directory, record)] = records.items()
     write_json(directory / "settings.json", record)
-    job = job_at(directory)
     other = "Another process still trains tiny-qwen"
-    with job.held(), pytest.raises(LabError, match=other), job.held(0.1):
-        pass
-    assert not job.is_held
+    with hold(directory), pytest.raises(LabError, match=other):
+        hold(directory, patience=0.1).__enter__()
+    assert not RunState(directory).is_held

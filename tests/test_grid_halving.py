@@ -14,15 +14,20 @@ from safetensors.torch import load_file
 from grpo_lab import evaluation, grid, training
 from grpo_lab.errors import LabError
 from grpo_lab.evaluation import Evaluation
-from grpo_lab.grid import Halving, engines
+from grpo_lab.files import write_json
+from grpo_lab.grid import Halving, halving
 from grpo_lab.grid.halving import (
     PROMOTED,
     STOPPED,
     Rung,
-    decide,
+    compare,
     note_rung,
     read_rungs,
+    rung_path,
 )
+from grpo_lab.grid.plan import plan
+from grpo_lab.grid.state import RunState
+from grpo_lab.grid.train_run import GridTraining
 from grpo_lab.models import load_policy
 
 pytestmark = pytest.mark.numeric
@@ -53,7 +58,10 @@ def test_what_halves_nothing_is_refused(first, factor):
 def test_a_rung_that_nobody_reaches_is_refused(quick, tiny_splits, tmp_path):
     with pytest.raises(LabError, match="no run has more than 3 steps"):
         grid.run(
-            [quick], tiny_splits, [variety], tmp_path / "g", halving=Halving(3)
+            [quick],
+            grid.Task(tiny_splits, [variety]),
+            tmp_path / "g",
+            halving=Halving(3),
         )
     assert not (tmp_path / "g").exists()
 
@@ -63,7 +71,7 @@ def accuracies(*counts: int) -> list[Evaluation]:
 
 
 def decisions(*counts: int, factor: int = 2) -> str:
-    found = decide(4, accuracies(*counts), factor)
+    found = compare(4, accuracies(*counts), factor)
     return "".join("+" if r.decision == PROMOTED else "-" for r in found)
 
 
@@ -77,7 +85,7 @@ def test_the_better_half_goes_on():
 
 def test_between_equals_the_better_tagged_goes_on():
     found = [graded("+-+-", tagged="----"), graded("+-+-", tagged="+---")]
-    first, second = decide(2, found, 2)
+    first, second = compare(2, found, 2)
     assert (first.decision, second.decision) == (STOPPED, PROMOTED)
     assert (first.cutoff, first.compared) == (0.5, 2)
 
@@ -112,7 +120,7 @@ def three(tiny_qwen, tiny_llama):
 def full(three, tiny_splits, tmp_path_factory):
     """The same runs, none ever paused."""
     place = tmp_path_factory.mktemp("full")
-    return grid.run(three, tiny_splits, [variety], place)
+    return grid.run(three, grid.Task(tiny_splits, [variety]), place)
 
 
 @pytest.fixture
@@ -153,7 +161,7 @@ def assert_same_so_far(run: grid.Run, whole: grid.Run) -> None:
 def test_halving_here(full, three, tiny_splits, tmp_path, judged):
     """3 runs to step 2, the best 2 to step 4, the best to the end."""
     found = grid.run(
-        three, tiny_splits, [variety], tmp_path, halving=Halving(2)
+        three, grid.Task(tiny_splits, [variety]), tmp_path, halving=Halving(2)
     )
     assert [run.status for run in found.runs] == ["stopped", "stopped", "done"]
     assert [run.steps for run in found.runs] == [4, 2, 6]
@@ -200,11 +208,11 @@ def test_a_second_start_changes_nothing(
 ):
     """What was stopped stays so, and nothing is trained or measured twice."""
     first = grid.run(
-        three, tiny_splits, [variety], tmp_path, halving=Halving(2)
+        three, grid.Task(tiny_splits, [variety]), tmp_path, halving=Halving(2)
     )
-    monkeypatch.setattr(engines, "run_to", None)
+    monkeypatch.setattr(GridTraining, "run", None)
     again = grid.run(
-        three, tiny_splits, [variety], tmp_path, halving=Halving(2)
+        three, grid.Task(tiny_splits, [variety]), tmp_path, halving=Halving(2)
     )
     pd.testing.assert_frame_equal(first.leaderboard(), again.leaderboard())
 
@@ -214,19 +222,24 @@ def test_a_kill_between_two_decisions(
 ):
     """Half of a rung's decisions are written: the rest comes out the same,
     and what was to be stopped does not go on."""
-    note = engines.note_rung
+    note = halving.note_rung
 
     def killed(directory, rung):
         note(directory, rung)
         if rung.decision == STOPPED:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(engines, "note_rung", killed)
+    monkeypatch.setattr(halving, "note_rung", killed)
     with pytest.raises(KeyboardInterrupt):
-        grid.run(three, tiny_splits, [variety], tmp_path, halving=Halving(2))
-    monkeypatch.setattr(engines, "note_rung", note)
+        grid.run(
+            three,
+            grid.Task(tiny_splits, [variety]),
+            tmp_path,
+            halving=Halving(2),
+        )
+    monkeypatch.setattr(halving, "note_rung", note)
     found = grid.run(
-        three, tiny_splits, [variety], tmp_path, halving=Halving(2)
+        three, grid.Task(tiny_splits, [variety]), tmp_path, halving=Halving(2)
     )
     assert [run.steps for run in found.runs] == [4, 2, 6]
 
@@ -266,12 +279,24 @@ def test_evaluation_at_a_rung_leaves_the_policy_as_it_was(
 
 def test_another_halving_is_refused(three, tiny_splits, tmp_path, judged):
     """Its rungs lie where these runs were not compared."""
-    grid.run(three, tiny_splits, [variety], tmp_path, halving=Halving(4))
+    grid.run(
+        three, grid.Task(tiny_splits, [variety]), tmp_path, halving=Halving(4)
+    )
     for other in (None, Halving(2), Halving(4, 3)):
         with pytest.raises(LabError, match="was begun with halving=Halving"):
-            grid.run(three, tiny_splits, [variety], tmp_path, halving=other)
+            grid.run(
+                three,
+                grid.Task(tiny_splits, [variety]),
+                tmp_path,
+                halving=other,
+            )
         with pytest.raises(LabError, match="was begun with halving=Halving"):
-            grid.check(three, tiny_splits, [variety], tmp_path, halving=other)
+            grid.check(
+                three,
+                grid.Task(tiny_splits, [variety]),
+                tmp_path,
+                halving=other,
+            )
 
 
 def test_runs_that_fail_drop_out_of_the_comparison(
@@ -287,7 +312,73 @@ def test_runs_that_fail_drop_out_of_the_comparison(
 
     monkeypatch.setattr(training, "build_trainer", broken)
     found = grid.run(
-        three, tiny_splits, [variety], tmp_path, halving=Halving(2)
+        three, grid.Task(tiny_splits, [variety]), tmp_path, halving=Halving(2)
     )
     assert [run.status for run in found.runs] == ["stopped", "failed", "done"]
     assert [run.steps for run in found.runs] == [2, 0, 6]
+
+
+# --- Decided on arrival -----------------------------------------------------
+
+
+@pytest.fixture
+def planned(tiny_qwen, tiny_splits, tmp_path):
+    """Four runs of eight steps that nobody has trained."""
+    settings = [
+        quick_settings(tiny_qwen, learning_rate=rate, max_steps=8)
+        for rate in (1e-3, 2e-3, 3e-3, 4e-3)
+    ]
+    records = plan(settings, grid.Task(tiny_splits, [variety]), tmp_path)
+    for directory, record in records.items():
+        write_json(directory / "settings.json", record)
+    return [RunState(directory) for directory in records]
+
+
+def arrive(run: RunState, step: int, right: int) -> None:
+    """A run is measured at a rung, with so many of ten answers right."""
+    pattern = "+" * right + "-" * (10 - right)
+    graded(pattern).save(rung_path(run.directory, step))
+
+
+def targets(halving: Halving, runs: list[RunState]) -> list[int | None]:
+    """The step that each run trains to next; None if it is over."""
+    found = {run.directory: step for run, step in halving.decide(runs)}
+    return [found.get(run.directory) for run in runs]
+
+
+def test_a_run_is_decided_when_it_arrives(planned):
+    """It goes on if it is as good as the median of those before it."""
+    asynchronous = Halving(2, asynchronous=True)
+    assert targets(asynchronous, planned) == [2, 2, 2, 2]
+    arrive(planned[0], 2, 4)
+    assert targets(asynchronous, planned) == [4, 2, 2, 2]
+    arrive(planned[1], 2, 3)
+    assert targets(asynchronous, planned) == [4, None, 2, 2]
+    arrive(planned[2], 2, 5)
+    assert targets(asynchronous, planned) == [4, None, 4, 2]
+    arrive(planned[3], 2, 3)
+    assert targets(asynchronous, planned) == [4, None, 4, None]
+    arrive(planned[2], 4, 5)
+    # What was decided outlives the driver: it is read from the directories.
+    again = [RunState(run.directory) for run in planned]
+    assert targets(asynchronous, again) == [4, None, 8, None]
+    arrive(planned[0], 4, 2)
+    assert targets(asynchronous, planned) == [None, None, 8, None]
+    assert planned[1].result["reason"] == (
+        "stopped by halving after step 2 of 8: 30.0% of the held-out "
+        "questions right, where 40.0% were needed among 2 runs"
+    )
+
+
+def test_a_rung_is_decided_when_all_have_reached_it(planned):
+    """Whichever is the fastest, and what is resumed by hand is left alone."""
+    halving = Halving(2)
+    arrive(planned[0], 2, 4)
+    assert targets(halving, planned) == [None, 2, 2, 2]
+    assert read_rungs(planned[0].directory) == []
+    for run, right in zip(planned[1:], (3, 5, 9), strict=True):
+        arrive(run, 2, right)
+    (planned[1].directory / "exempt").touch()
+    assert targets(halving, planned) == [None, 8, 4, 4]
+    assert [run.is_open for run in planned] == [False, True, True, True]
+    assert read_rungs(planned[1].directory) == []

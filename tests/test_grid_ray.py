@@ -1,9 +1,9 @@
-"""A grid on Ray: the same results as in one process, and the same steering."""
+"""A grid on Ray: the same results as in one process, and the same control."""
 
+import dataclasses
 import os
 import subprocess
 import sys
-import types
 from pathlib import Path
 
 import pandas as pd
@@ -14,18 +14,10 @@ from ray_grid import assert_same, plan, questions, starts
 
 from grpo_lab import environment, grid
 from grpo_lab.errors import LabError
-from grpo_lab.files import write_json
-from grpo_lab.grid import Halving, cluster, on_ray, steering
+from grpo_lab.evaluation import Evaluation
+from grpo_lab.grid import Halving, cluster, control, on_ray, worker
 from grpo_lab.grid.cluster import Cluster
-from grpo_lab.grid.halving import (
-    PROMOTED,
-    STOPPED,
-    Rung,
-    note_rung,
-    read_rungs,
-)
-from grpo_lab.grid.jobs import all_jobs, job_at
-from grpo_lab.grid.plan import plan as plan_of
+from grpo_lab.grid.halving import PROMOTED, STOPPED, read_rungs
 
 
 def test_the_same_results_as_in_one_process(
@@ -42,7 +34,7 @@ def test_the_same_results_as_in_one_process(
         told.append((run.short_model, step, steps))
 
     found = grid.run(
-        plan(both), questions(), [variety], tmp_path,
+        plan(both), grid.Task(questions(), [variety]), tmp_path,
         progress=progress, engine="ray", address=machines.address,
     )  # fmt: skip
     for run, expected in zip(found.runs, here.runs, strict=True):
@@ -60,34 +52,47 @@ def test_the_same_results_as_in_one_process(
     assert capfd.readouterr().out == ""
     # Again: nothing is left to do, so no cluster is asked for.
     again = grid.run(
-        plan(both), questions(), [variety], tmp_path,
+        plan(both), grid.Task(questions(), [variety]), tmp_path,
         engine="ray", address="127.0.0.1:1",
     )  # fmt: skip
     assert [run.status for run in again.runs] == ["done", "done"]
 
 
-def test_halving_and_an_object_store(machines, here, both, tmp_path):
-    """The workers share no directory with the driver, one run is stopped by
-    ASHA, and what is paused at a rung and goes on was never paused."""
-    place = tmp_path / "grid"
-    records = plan_of(plan(both), questions(), [variety], place)
-    second = list(records)[1]
-    write_json(place / "grid.json", records[second]["grid"])
-    # No tiny model is ever right: this is what a driver before this one has
-    # noted, and the first run won't reach it.
-    note_rung(second, Rung(2, 0.5, PROMOTED, None, 1))
+def test_halving_and_an_object_store(
+    machines, here, both, tmp_path, monkeypatch
+):
+    """The workers share no directory with the driver, one run is stopped at
+    a rung, and what is paused there and goes on was never paused."""
+    place, load = tmp_path / "grid", Evaluation.load.__func__
+
+    def better(cls, path):
+        """No tiny model is ever right: the Llama has one right answer."""
+        found = load(cls, path)
+        if path.parent.name != "rungs" or "llama" not in str(path):
+            return found
+        first, *others = found.answers
+        right = dataclasses.replace(first, correct=True)
+        return dataclasses.replace(found, answers=(right, *others))
+
+    monkeypatch.setattr(Evaluation, "load", classmethod(better))
     told = []
     found = grid.run(
-        plan(both), questions(), [variety], place, halving=Halving(2),
+        plan(both),
+        grid.Task(questions(), [variety]),
+        place,
+        halving=Halving(2),
         progress=lambda run, step, *rest: told.append((run.model, step)),
-        engine="ray", address=machines.address,
+        engine="ray",
+        address=machines.address,
         storage=f"file://{tmp_path}/store",
-    )  # fmt: skip
+    )
     stopped, whole = found.runs
     assert (stopped.status, stopped.steps) == ("stopped", 2)
-    assert "0.0% of the held-out questions right, where 50.0%" in (
+    assert "0.0% of the held-out questions right, where 33.3%" in (
         stopped.reason
     )
+    [rung] = read_rungs(stopped.directory)
+    assert (rung.decision, rung.compared) == (STOPPED, 2)
     changing = ["seconds", "memory_gib"]
     pd.testing.assert_frame_equal(
         stopped.metrics.drop(columns=changing),
@@ -105,7 +110,7 @@ def test_halving_and_an_object_store(machines, here, both, tmp_path):
     [stored] = (tmp_path / "store").glob(f"*/runs/{whole.directory.name}")
     assert (stored / "checkpoint-6" / "complete").exists()
     # A clone finds its parent's checkpoint where the workers left it.
-    folder = steering.clone(
+    folder = control.clone(
         whole,
         {"max_steps": 8},
         warm=True,
@@ -114,7 +119,7 @@ def test_halving_and_an_object_store(machines, here, both, tmp_path):
     assert [p.name for p in (folder / "parent").iterdir()] == ["checkpoint-6"]
 
 
-def test_steering_while_the_workers_train(machines, here, both, tmp_path):
+def test_control_while_the_workers_train(machines, here, both, tmp_path):
     """One run is stopped, a warm clone of another is made: the same call
     trains the clone. One fails, and the others go on."""
     place, done = tmp_path / "grid", []
@@ -128,10 +133,10 @@ def test_steering_while_the_workers_train(machines, here, both, tmp_path):
         if done or step < 3:
             return
         done.append(step)
-        waiting = steering.find(place, "tiny-qwen lr=0.002")
-        steering.stop(waiting)
-        steering.clone(
-            steering.find(place, run.short_model + " lr=0.001 max_steps=6"),
+        waiting = control.find(place, "tiny-qwen lr=0.002")
+        control.stop(waiting)
+        control.clone(
+            control.find(place, run.short_model + " lr=0.001 max_steps=6"),
             {
                 "learning_rate": 5e-4,
                 "lr_scheduler": "constant",
@@ -145,8 +150,7 @@ def test_steering_while_the_workers_train(machines, here, both, tmp_path):
     bad = quick_settings("no model at all", max_steps=1)
     found = grid.run(
         [*plan(both), more, bad],
-        questions(),
-        [variety],
+        grid.Task(questions(), [variety]),
         place,
         progress=progress,
         engine="ray",
@@ -170,8 +174,10 @@ def test_steering_while_the_workers_train(machines, here, both, tmp_path):
     board = found.leaderboard()
     assert (board["parent"] != "").sum() == 1
     # What was stopped there goes on here.
-    steering.resume(stopped)
-    last = grid.run([*plan(both), more], questions(), [variety], place)
+    control.resume(stopped)
+    last = grid.run(
+        [*plan(both), more], grid.Task(questions(), [variety]), place
+    )
     assert last.runs[2].status == "done"
     assert last.runs[2].metrics["step"].tolist() == list(range(1, 31))
 
@@ -189,9 +195,13 @@ def test_steering_while_the_workers_train(machines, here, both, tmp_path):
 def test_a_cluster_that_is_too_small(machines, both, tmp_path, options, told):
     with pytest.raises(LabError, match=told):
         grid.run(
-            plan(both[:1]), questions(), [variety], tmp_path, engine="ray",
-            address=machines.address, **options,
-        )  # fmt: skip
+            plan(both[:1]),
+            grid.Task(questions(), [variety]),
+            tmp_path,
+            engine="ray",
+            address=machines.address,
+            **options,
+        )
     [run] = grid.load(tmp_path).runs
     assert not (run.directory / "metrics.csv").exists()
 
@@ -201,6 +211,8 @@ def test_a_cluster_that_is_too_small(machines, both, tmp_path, options, told):
     [
         ({"engine": "slurm"}, "no engine 'slurm'"),
         ({"engine": "ray", "gpu": 1}, "no option 'gpu'. It has address, cpus"),
+        ({"engine": "ray", "workers": 2}, "no option 'workers'"),
+        ({"workers": 0}, "0 processes can't train"),
         ({"address": "auto"}, "address can only be set for the workers"),
         ({"engine": "ray", "cpus": 0}, "can't have 0 CPU cores"),
         ({"engine": "ray", "retries": -1}, "-1 retries"),
@@ -208,24 +220,35 @@ def test_a_cluster_that_is_too_small(machines, both, tmp_path, options, told):
 )
 def test_what_no_engine_takes(quick, tiny_splits, tmp_path, options, told):
     with pytest.raises(LabError, match=told):
-        grid.run([quick], tiny_splits, [variety], tmp_path / "g", **options)
+        grid.run(
+            [quick],
+            grid.Task(tiny_splits, [variety]),
+            tmp_path / "g",
+            **options,
+        )
     assert not (tmp_path / "g").exists()
 
 
 def test_a_storage_that_is_none(quick, tiny_splits, tmp_path):
     with pytest.raises(LabError, match="ftp"):
         grid.run(
-            [quick], tiny_splits, [variety], tmp_path / "g", engine="ray",
+            [quick],
+            grid.Task(tiny_splits, [variety]),
+            tmp_path / "g",
+            engine="ray",
             storage="ftp://somewhere/else",
-        )  # fmt: skip
+        )
 
 
 def test_an_address_where_nothing_is(quick, tiny_splits, tmp_path):
     with pytest.raises(LabError, match="no Ray cluster at '127.0.0.1:1'"):
         grid.run(
-            [quick], tiny_splits, [variety], tmp_path / "g", engine="ray",
+            [quick],
+            grid.Task(tiny_splits, [variety]),
+            tmp_path / "g",
+            engine="ray",
             address="127.0.0.1:1",
-        )  # fmt: skip
+        )
 
 
 def test_machines_that_do_not_fit():
@@ -248,13 +271,18 @@ def test_machines_that_do_not_fit():
 def test_without_ray_it_is_told(quick, tiny_splits, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(LabError, match="pip install 'ray"):
-        grid.run([quick], tiny_splits, [variety], tmp_path / "g", engine="ray")
+        grid.run(
+            [quick],
+            grid.Task(tiny_splits, [variety]),
+            tmp_path / "g",
+            engine="ray",
+        )
 
 
 def test_a_grid_in_one_process_needs_no_ray():
     """The import costs seconds, and a learner may not have it."""
     program = (
-        "import sys; import grpo_lab.grid, grpo_lab.grid.steering; "
+        "import sys; import grpo_lab.grid, grpo_lab.grid.control; "
         "sys.exit('ray' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
@@ -272,7 +300,7 @@ place = Path(sys.argv[1])
 if sys.argv[2] == "pretended":
     started = PretendedCluster()
 else:
-    started = connected(Cluster(), place, mark="")
+    started = connected(Cluster())
 with started:
     ours = [psutil.Process(), *psutil.Process().children(recursive=True)]
     print({
@@ -298,119 +326,6 @@ def test_a_cluster_that_we_start_listens_here_alone(tmp_path, kind):
     assert done.stdout.splitlines()[-1:] == ["{'127.0.0.1'}"], done.stderr
 
 
-# --- ASHA -------------------------------------------------------------------
-
-
-class Arrivals:
-    """Runs that report to a referee, as trials of Tune would."""
-
-    def __init__(self, place, settings, **halving):
-        for run in grid.load(place).runs:
-            (run.directory / "result.json").unlink(missing_ok=True)
-        self.jobs = [job_at(run.directory) for run in grid.load(place).runs]
-        self.referee = on_ray.Referee(Halving(**halving), self.jobs)
-        self.trials = [
-            types.SimpleNamespace(
-                trial_id=f"trial-{number}", config={"run": job.directory.name}
-            )
-            for number, job in enumerate(self.jobs)
-        ]
-        for trial in self.trials:
-            self.referee.on_trial_add(None, trial)
-
-    def report(self, number: int, step: int, accuracy: float) -> str:
-        result = {"done": False, "step": step, "accuracy": accuracy}
-        return self.referee.on_trial_result(None, self.trials[number], result)
-
-
-@pytest.fixture
-def planned(tiny_qwen, tmp_path):
-    """Directories of four runs of eight steps that nobody has trained."""
-    settings = [
-        quick_settings(tiny_qwen, learning_rate=rate, max_steps=8)
-        for rate in (1e-3, 2e-3, 3e-3, 4e-3)
-    ]
-    records = plan_of(settings, questions(), [variety], tmp_path)
-    for directory, record in records.items():
-        write_json(directory / "settings.json", record)
-        write_json(tmp_path / "grid.json", record["grid"])
-    return tmp_path, settings
-
-
-def test_the_decisions_of_asha(planned):
-    place, settings = planned
-    four = Arrivals(place, settings, first=2)
-    # The first to arrive goes on; then who is among the better half of what
-    # has arrived before.
-    assert four.report(0, 2, 0.4) == "CONTINUE"
-    assert four.report(1, 2, 0.3) == "STOP"
-    assert four.report(2, 2, 0.5) == "CONTINUE"
-    assert four.report(3, 2, 0.45) == "CONTINUE"
-    assert four.report(2, 4, 0.5) == "CONTINUE"
-    assert four.report(0, 4, 0.2) == "STOP"
-    told = [grid.load(place).runs[n] for n in (0, 1)]
-    assert [run.status for run in told] == ["stopped", "stopped"]
-    assert told[0].reason.startswith("stopped by halving after step 4 of 8")
-    assert told[1].reason == (
-        "stopped by halving after step 2 of 8: 30.0% of the held-out "
-        "questions right, where 40.0% were needed among 2 runs"
-    )
-    [rung] = read_rungs(told[1].directory)
-    assert (rung.decision, rung.cutoff, rung.compared) == (STOPPED, 0.4, 2)
-
-
-def test_the_decisions_outlive_the_driver(planned):
-    """A referee that begins anew knows what was decided before."""
-    place, settings = planned
-    first = Arrivals(place, settings, first=2)
-    assert first.report(0, 2, 0.6) == "CONTINUE"
-    assert first.report(1, 2, 0.8) == "CONTINUE"
-    again = Arrivals(place, settings, first=2)
-    assert sorted(again.referee.recorded(2).values()) == [0.6, 0.8]
-    assert again.report(2, 2, 0.65) == "STOP"  # the first of all otherwise
-    assert again.report(3, 2, 0.75) == "CONTINUE"
-    # And a run that is past its rung is asked about the next one only.
-    assert job_at(again.jobs[1].directory).next_rung(Halving(2)) == 4
-
-
-def test_what_ends_is_not_compared_again(planned):
-    """Ray's own scheduler would count its end at the rungs that it left out,
-    as a clone does."""
-    place, settings = planned
-    four = Arrivals(place, settings, first=2)
-    last = {"done": True, "step": 8, "accuracy": 0.9}
-    four.referee.on_trial_complete(None, four.trials[0], last)
-    assert four.referee.recorded(2) == {}
-
-
-def test_what_somebody_resumes_is_left_alone(planned):
-    """Also when its worker began before."""
-    place, settings = planned
-    four = Arrivals(place, settings, first=2)
-    assert four.report(0, 2, 0.9) == "CONTINUE"
-    steering.resume(steering.find(place, "2"))
-    assert four.report(1, 2, 0.1) == "CONTINUE"
-    assert read_rungs(four.jobs[1].directory) == []
-
-
-class Stored:
-    """A store that has what a worker had printed before it was lost."""
-
-    def collect(self, directory):
-        (directory / "worker.log").write_text("my last words\n")
-
-
-def test_a_lost_worker_has_its_last_words_from_the_store(planned):
-    place, _ = planned
-    jobs = all_jobs(place, [run.directory for run in grid.load(place).runs])
-    queue = on_ray.Queue(place, [job.directory for job in jobs], Stored())
-    queue.given = {"trial": jobs[0]}
-    queue.on_trial_complete("trial", error=True)
-    [run] = grid.load(place).failed[:1]
-    assert run.status == "failed"
-    assert run.reason.endswith("They were: my last words")
-
-
 def test_gpus_that_nobody_asks_for_are_told(monkeypatch):
     """Before days are spent on the CPUs beside them."""
     import ray
@@ -422,23 +337,22 @@ def test_gpus_that_nobody_asks_for_are_told(monkeypatch):
     cluster._refuse_small(Cluster(gpus=0.5))
 
 
-class Asked(Exception):
-    """What a Tuner is made with."""
+def test_each_worker_asks_for_what_a_run_gets(monkeypatch):
+    """And waits where there is no room for it."""
+    asked = {}
 
+    class Remote:
+        def options(self, **kwargs):
+            asked.update(kwargs)
+            raise StopIteration
 
-def test_each_trial_asks_for_what_a_run_gets(planned, monkeypatch):
-    def tuner(trainable, **kwargs):
-        asked = trainable.default_resource_request({})
-        raise Asked(asked.required_resources)
-
-    monkeypatch.setattr(on_ray.tune, "Tuner", tuner)
-    monkeypatch.setattr(on_ray, "places", lambda cluster: 1)
-    place, _ = planned
-    queue = on_ray.Queue(place, [], None)
-    task = on_ray.Task(place, None, None, 2, place, None)
-    with pytest.raises(Asked) as asked:
-        on_ray._fit(task, queue, None, Cluster(cpus=2, gpus=0.5))
-    assert asked.value.args == ({"CPU": 2, "GPU": 0.5},)
+    monkeypatch.setattr(on_ray.ray, "remote", lambda worker: Remote())
+    pool = on_ray.RayPool(None, Cluster(cpus=2, gpus=0.5), 1)
+    pool.context = None
+    with pytest.raises(StopIteration):
+        pool._hire()
+    assert (asked["num_cpus"], asked["num_gpus"]) == (2, 0.5)
+    assert asked["max_restarts"] == 0
 
 
 @pytest.mark.parametrize(("own", "seen"), [([], ""), ([3], "3")])
@@ -448,7 +362,7 @@ def test_a_worker_without_a_gpu_of_its_own_sees_none(monkeypatch, own, seen):
 
     monkeypatch.setattr(ray, "get_gpu_ids", lambda: own)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
-    cluster.see_own_gpus()
+    worker.see_own_gpus()
     environment.prepare()
     assert os.environ["CUDA_VISIBLE_DEVICES"] == seen
 

@@ -2,8 +2,8 @@
 
 import dataclasses
 import os
-from contextlib import nullcontext
 
+import cloudpickle
 import pytest
 import torch
 from conftest import four_bit_layers, pretend_gpu, quick_settings, refusal
@@ -12,7 +12,9 @@ from peft import LoraConfig, get_peft_model
 
 from grpo_lab import grid, memory, models, profiles, training
 from grpo_lab.files import read_json
-from grpo_lab.grid import work
+from grpo_lab.grid import execute
+from grpo_lab.grid.cluster import Cluster
+from grpo_lab.grid.train_run import GridTraining
 from grpo_lab.memory import GIB, Device, Share, check_fits, estimate_memory
 from grpo_lab.models import MODELS, load_policy
 from grpo_lab.profiles import (
@@ -232,9 +234,10 @@ def test_two_runs_on_one_gpu_plan_with_half_of_it_each(
     pretend_device(monkeypatch, 79.2, is_gpu=True)
     tokenizer = models.AutoTokenizer.from_pretrained(tiny_qwen)
     for settings in PROFILES["full"].settings()[2:]:  # of 7B and 8B
-        alone = work.Work(tiny_splits, [], 50)
+        task = grid.Task(tiny_splits, [])
+        alone = GridTraining(task, 50, tiny_qwen)
         assert alone.resolve(settings, tokenizer).memory > 79.2 / 2
-        one_of_two = work.Work(tiny_splits, [], 50, gpus=0.5)
+        one_of_two = GridTraining(task, 50, tiny_qwen, gpus=0.5)
         found = one_of_two.resolve(settings, tokenizer)
         assert found.memory < 79.2 / 2
         assert found.gradient_checkpointing
@@ -258,26 +261,11 @@ def test_a_run_has_the_memory_of_its_gpus(monkeypatch, gpus, gib):
     assert Share.of_gpus(gpus).memory == gib
 
 
-def test_the_gpus_of_a_run_reach_the_workers(
-    monkeypatch, tmp_path, tiny_splits
-):
-    from grpo_lab.grid import on_ray
-    from grpo_lab.grid.cluster import Cluster
-
-    tasks = []
-    monkeypatch.setattr(
-        on_ray, "_open_jobs", lambda *_: [] if tasks else [None]
-    )
-    monkeypatch.setattr(on_ray, "connected", lambda *_: nullcontext())
-    monkeypatch.setattr(on_ray, "ship_by_value", lambda rewards: None)
-    monkeypatch.setattr(
-        on_ray, "_fit", lambda task, queue, watch, cluster: (
-            tasks.append(task), setattr(queue, "finished", True),
-        ),
-    )  # fmt: skip
-    shared = work.Work(tiny_splits, [], 50)
-    on_ray.run(tmp_path, [], shared, None, Cluster(gpus=0.5))
-    assert [task.work.gpus for task in tasks] == [0.5]
+def test_the_gpus_of_a_run_reach_the_workers(tmp_path, tiny_splits):
+    context = GridTraining(grid.Task(tiny_splits, []), 50, tmp_path)
+    work = execute.GridWork(tmp_path, [], None, None)
+    pool = execute._pool(context, work, Cluster(gpus=0.5))
+    assert cloudpickle.loads(pool.payload).gpus == 0.5
 
 
 def test_the_plan_that_is_shown_is_the_run_that_is_trained(
@@ -310,7 +298,9 @@ def test_the_plan_that_is_shown_is_the_run_that_is_trained(
         return trainer
 
     monkeypatch.setattr(training, "build_trainer", seen)
-    found = grid.run([settings], tiny_splits, [variety], tmp_path, 10)
+    found = grid.run(
+        [settings], grid.Task(tiny_splits, [variety]), tmp_path, 10
+    )
     found.raise_failures()
     [(gib, arguments, active)] = trained
     assert list(plan["needs GiB"]) == [gib]

@@ -66,7 +66,7 @@ longest = prompts.longest_prompt(tokenizer, splits.train["prompt"])
 pace = grid.measure_pace(policy, tokenizer, settings[0], splits)
 grid.estimates(settings, len(splits.train), longest, pace)
 grid.check_memory(settings, longest)
-result = grid.run(settings, splits, FIVE_PART, sys.argv[1])
+result = grid.run(settings, grid.Task(splits, FIVE_PART), sys.argv[1])
 result.raise_failures()
 assert len(result.leaderboard()) == 1
 print("attempts:", attempts)

@@ -49,7 +49,9 @@ def test_smollm2_trains_on_gsm8k(tmp_path):
         warmup_share=0.0,
     )
     rewards = [*FIVE_PART, brevity_reward]
-    results = grid.run([settings], splits, rewards, tmp_path / "grid")
+    results = grid.run(
+        [settings], grid.Task(splits, rewards), tmp_path / "grid"
+    )
     results.raise_failures()
     (run,) = results.runs
     assert list(run.metrics["step"]) == [1, 2]

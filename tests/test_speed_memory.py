@@ -147,7 +147,7 @@ def test_gradients_are_the_same_without_checkpointing(questions, tmp_path):
 
 def grid_of(settings, questions, folder, monkeypatch):
     loaded = count_loads(monkeypatch)
-    found = grid.run(settings, questions, [variety], folder, 10)
+    found = grid.run(settings, grid.Task(questions, [variety]), folder, 10)
     found.raise_failures()
     monkeypatch.undo()
     return found, loaded
@@ -221,7 +221,9 @@ def test_after_a_failure_the_base_model_is_loaded_anew(
 
     monkeypatch.setattr(training, "train", fails_once)
     loads = count_loads(monkeypatch)
-    found = grid.run(settings, questions, [variety], tmp_path / "grid", 10)
+    found = grid.run(
+        settings, grid.Task(questions, [variety]), tmp_path / "grid", 10
+    )
     assert [run.status for run in found.runs] == ["done", "failed", "done"]
     assert len(loads) == 2
 

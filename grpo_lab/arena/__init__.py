@@ -11,9 +11,7 @@ The workflow of AgileRL's Arena with the same nouns, verbs and files:
     experiment   an experiment's directory: what it is, how it stands
     job          its process, which outlives whoever submitted it
     population   the training of all members, which a kill does not hurt
-    nursery      the part of it that needs the base model, in one process
-    on_ray       the same on the workers of a Ray cluster, members in parallel
-    engine       which of the two an experiment was asked for
+    train_member the part of it that needs the base model
     evolution    who survives and what is changed: plain data and chance
     records      what came of it, read back without the training libraries
     deployments  which policies are served, and their servers

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from grpo_lab import processes
-from grpo_lab.arena import engine as engines
 from grpo_lab.arena import experiment as experiments
 from grpo_lab.arena import job
 from grpo_lab.arena.deployments import Deployments
@@ -288,7 +287,7 @@ class LocalArena(Deployments):
         prepare()
         from grpo_lab.arena import submission
 
-        choice = engines.chosen(engine, cluster)
+        choice = experiments.chosen_engine(engine, cluster)
         name = experiment_name or self._next_name(manifest)
         folder = self.store.folder("experiment", name)
         there = resume and self.experiment_exists(name)
@@ -306,14 +305,15 @@ class LocalArena(Deployments):
             completion=completion,
             control=control,
             force=force,
-            engine=choice or (engines.noted(folder) if there else {}),
+            engine=choice
+            or (experiments.noted_engine(folder) if there else {}),
         )
         if there:
             self._go_on(name, checked, choice)
         else:
             with self.store.new("experiment", name) as (part, record):
                 checked.write(part)
-                engines.note(part, choice)
+                experiments.note_engine(part, choice)
                 record |= checked.record
             try:
                 job.start(folder)
@@ -342,7 +342,7 @@ class LocalArena(Deployments):
                 f"{', '.join(differs)}. It is left alone. {ELSEWHERE}"
             )
         if experiments.status(folder)["status"] not in (*ACTIVE, "done"):
-            engines.note(folder, choice)
+            experiments.note_engine(folder, choice)
             job.start(folder)
 
     def _next_name(self, source: Path | str | dict) -> str:
@@ -434,7 +434,7 @@ class LocalArena(Deployments):
             engine, cluster: as for `submit_experiment`; by default those
                 that it had.
         """
-        choice = engines.chosen(engine, cluster)
+        choice = experiments.chosen_engine(engine, cluster)
         folder = self._experiment(experiment_name)
         now = experiments.status(folder)
         if now["status"] in ACTIVE:
@@ -445,7 +445,7 @@ class LocalArena(Deployments):
             before = Experiment.load(folder).manifest["training"]["max_steps"]
             more = f"give it more completions: max_steps={2 * before}."
             raise _stands(folder, more)
-        engines.note(folder, choice)
+        experiments.note_engine(folder, choice)
         job.start(folder)
         return experiments.status(folder)
 

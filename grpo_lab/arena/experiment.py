@@ -6,7 +6,7 @@ directory/
   reward.py         the reward file, as it was handed in
   verdicts.json     what `check_reward` found
   status.json       how it stands; written by its job
-  engine.json       where its members train; see `engine`
+  engine.json       where its members train; see `chosen_engine`
   metrics.csv       all steps so far; see `records.metrics`
   heartbeat         touched by its job every few seconds
   job.lock          held by its job as long as it lives
@@ -28,6 +28,7 @@ ACTIVE = ("queued", "running")
 """States in which a job lives; the others are done, failed, stopped."""
 
 LOCK = "job.lock"
+ENGINE = "engine.json"
 
 START_SECONDS = 60.0
 """How long a new job may take until it shows that it lives."""
@@ -104,7 +105,7 @@ def population(directory: Path, progress=None, doing=lambda what: None):
     Raises:
         LabError: its data set or its model can't be had any more.
     """
-    from grpo_lab.arena import engine, manifest
+    from grpo_lab.arena import manifest
     from grpo_lab.arena.population import Plan, Population
     from rewards.contract import load_reward
 
@@ -123,7 +124,7 @@ def population(directory: Path, progress=None, doing=lambda what: None):
     reward = load_reward(Path(directory) / "reward.py")
     return Population(
         plan, splits, test_rows, reward, directory, progress, doing,
-        engine.workers(directory),
+        workers(directory),
     )  # fmt: skip
 
 
@@ -141,6 +142,73 @@ def _rules(form):
         },
         seed=form.mutation.rand_seed,
     )
+
+
+# --- Where its members train ------------------------------------------------
+#
+# That determines nothing of what comes of it, so it is kept apart from what
+# does, and whoever resumes the experiment may choose anew.
+
+
+def chosen_engine(
+    engine: str | None, options: dict[str, object]
+) -> dict | None:
+    """What `note_engine` is to write, checked.
+
+    Args:
+        engine: one of `grid.ENGINES`; None leaves it as it is.
+        options: for "ray", values of `grid.cluster.Cluster` by name; for
+            "process" the number of `workers`, 1 by default.
+
+    Returns:
+        Plain values; None if nothing was chosen.
+
+    Raises:
+        LabError: it can't be had, or the options are none of it.
+    """
+    if engine is None and not options:
+        return None
+    from grpo_lab.grid.cluster import cluster_of
+    from grpo_lab.grid.execute import places
+
+    if engine == "ray":
+        # All machines share the directory.
+        values = asdict(cluster_of(options, storage=""))
+        del values["storage"]
+        return {"engine": engine, **values}
+    others = dict(options)
+    count = others.pop("workers", None)
+    places(engine or "process", count, others)
+    return {"engine": "process"} | ({"workers": count} if count else {})
+
+
+def note_engine(directory: Path, choice: dict | None) -> None:
+    """Keep what `chosen_engine` gave in an experiment's directory."""
+    if choice is not None:
+        write_json(Path(directory) / ENGINE, choice)
+
+
+def noted_engine(directory: Path) -> dict:
+    """What `note_engine` has kept; {} if there is nothing."""
+    return read_json(Path(directory) / ENGINE) or {}
+
+
+def workers(directory: Path):
+    """Where the members train, as `population.Population` takes it.
+
+    Returns:
+        A `grid.cluster.Cluster`, or a number of processes; None for the job's
+        own process.
+    """
+    values = noted_engine(directory)
+    if values.pop("engine", "process") == "process":
+        return values.get("workers")
+    from grpo_lab.grid.cluster import Cluster
+
+    return Cluster(**values)
+
+
+# --- How it stands ----------------------------------------------------------
 
 
 def is_alive(directory: Path) -> bool:

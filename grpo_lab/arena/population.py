@@ -7,8 +7,9 @@
       members/003/            one member, with all that a run's directory has:
         settings.json           what it trains with
         metrics.csv, tensorboard/, completions/, checkpoint-N/
+        parent/                 the checkpoint that it began with
         fitness-10.json         its answers at step 10, and their mean reward
-        worker.log              on a cluster: what its worker printed
+        worker.log              what its worker printed, if it had one
       checkpoints/step_10/    the best member's adapter at step 10
       test/                   base and best on questions that select nothing
       result.json             written last
@@ -16,12 +17,12 @@
 Everything that a member is lies in its newest checkpoint, so that a kill costs
 at most the step that was being made: who trains again with the same plan goes
 on. What is drawn by chance depends on the seed and the generation alone, so
-that the lineage is the same wherever the members train: in this process
-(`nursery`) or on the workers of a cluster (`on_ray`).
+that the lineage is the same wherever the members train: in this process, in
+others of this machine or on the workers of a cluster.
 """
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -30,24 +31,41 @@ from datasets import Dataset
 from grpo_lab import evaluation
 from grpo_lab.arena import evolution
 from grpo_lab.arena.evolution import Fitness, Member
-from grpo_lab.arena.nursery import (
-    Doing,
-    Material,
-    Nursery,
-    Plan,
-    Progress,
-    Stopped,
-)
 from grpo_lab.arena.records import ADAPTER_FILES, checkpoints, member_folder
+from grpo_lab.arena.train_member import (
+    MEASURE_BASE,
+    MemberTraining,
+    Plan,
+    read_fitness,
+)
 from grpo_lab.data import Splits
+from grpo_lab.errors import LabError
 from grpo_lab.evaluation import Evaluation
-from grpo_lab.files import read_json, write_json
+from grpo_lab.files import last_line, read_json, write_json
 from grpo_lab.grid.cluster import Cluster
+from grpo_lab.grid.execute import execute
+from grpo_lab.grid.pool import Answer, LocalPool, ThisProcess, WorkerLost
+from grpo_lab.grid.state import PARENT
+from grpo_lab.grid.train_run import Part, Stopped
+from grpo_lab.task import Task
 
 __all__ = ["Plan", "Population", "Progress", "State", "Stopped"]
 
 KEPT_CHECKPOINTS = 5
 """The best that are kept, beside the newest one."""
+
+WAITING = "waiting for a free worker"
+
+SHARE = (
+    "Keep the arena in a directory that all machines share (NFS) and that "
+    "has the same path on each: --home DIRECTORY."
+)
+
+Progress = Callable[[Member, int, dict], None]
+"""Called after each optimiser step: member, its step, its row of metrics."""
+
+Doing = Callable[[str], None]
+"""Called with what begins, in words."""
 
 
 @dataclass(frozen=True)
@@ -84,15 +102,15 @@ class Population:
         directory: the experiment's own; every write goes below it.
         progress: called after each optimiser step.
         doing: called with what begins, in words.
-        workers: where the members train, one at a time on each worker; by
-            default one after the other in this process.
+        workers: where the members train: a cluster, or a number of processes
+            of this machine. By default one after the other in this process.
 
     The base model is loaded once by each process that trains, and this one
     does not where there are workers. Whoever goes on with a population may
     have other workers, or none.
 
     Raises:
-        LabError: the model can't be had, or no cluster be used.
+        LabError: the workers can't have the directory.
     """
 
     def __init__(
@@ -104,28 +122,24 @@ class Population:
         directory: Path,
         progress: Progress | None = None,
         doing: Doing = lambda what: None,
-        workers: Cluster | None = None,
+        workers: Cluster | int | None = None,
     ) -> None:
-        self.plan = plan
-        self.reward = reward
+        self.plan, self.reward = plan, reward
         self.directory = Path(directory)
-        material = Material(plan, splits, test_rows, reward, self.directory)
-        if workers is None:
-            self.nursery = Nursery(material, progress, doing)
-        else:
-            from grpo_lab.arena import on_ray
-
-            self.nursery = on_ray.Crew(material, workers, progress, doing)
-
-    @property
-    def base(self):
-        """The base model that the members of this process share."""
-        return self.nursery.base
-
-    @property
-    def tokenizer(self):
-        """Its tokenizer."""
-        return self.nursery.tokenizer
+        self.progress, self.doing = progress, doing
+        self.context = MemberTraining(
+            Task(splits, [reward]), plan.eval_batch_size, self.directory,
+            plan=plan, test_rows=test_rows,
+        )  # fmt: skip
+        self.workers = workers
+        if isinstance(workers, Cluster) and workers.storage:
+            raise LabError(
+                f"The members of a population can't be kept in "
+                f"{workers.storage}, only in a directory that all machines "
+                "share. Leave storage out, and keep the arena's home there."
+            )
+        self.said, self.asked, self.is_over = "", "", False
+        self.reached: dict[str, int] = {}
 
     def train(self) -> None:
         """Train to the end, going on where an earlier call was ended.
@@ -136,25 +150,98 @@ class Population:
                 can't be had, or are lost again and again.
         """
         write_json(self.directory / "plan.json", self.plan.to_dict())
-        with self.nursery:
-            self._evolve()
-            self._finish()
+        self.is_over = False
+        execute(self, self._pool())
+        if not self.is_over:
+            raise Stopped
 
-    def _evolve(self) -> None:
+    def _pool(self):
+        if self.workers in (None, 1):
+            return ThisProcess(self.context)
+        self.context.directory = self.directory.resolve()
+        rewards, members = self.context.task.rewards, self.plan.pop_size
+        if not isinstance(self.workers, Cluster):
+            size = min(self.workers, members)
+            return LocalPool(self.context, size, functions=rewards)
+        from grpo_lab.grid.on_ray import RayPool
+
+        self.context.gpus = self.workers.gpus
+        mark = self.context.directory / "plan.json"
+        return RayPool(
+            self.context, self.workers, members, rewards, mark, SHARE
+        )
+
+    # --- What `execute` asks and tells
+
+    def decide(self) -> list[Part]:
+        """What may be done now; generations that are over are noted."""
+        if (self.directory / "stop").exists():
+            return []
+        if not (self.directory / "base.json").exists():
+            return [MEASURE_BASE]
         path = self.directory / "population.json"
-        self.nursery.measure_base()
         state = State.load(path) or self._first()
         steps = self.plan.settings.max_steps
         while True:
             target = min(state.step + self.plan.evo_steps, steps)
-            fitness = self.nursery.raise_all(state.members, target)
+            fitness = {
+                one.number: read_fitness(
+                    member_folder(self.directory, one.number), target
+                )
+                for one in state.members
+            }
+            if not all(fitness.values()):
+                return [
+                    Part(f"members/{one.number:03d}", target, one)
+                    for one in state.members
+                    if fitness[one.number] is None
+                ]
             state = self._noted(state, target, fitness)
             state.save(path)
             if target == steps:
-                break
+                return self._last()
             state = self._next(state, target, fitness)
             state.save(path)
             self._forget_the_dead(state)
+
+    def _last(self) -> list[Part]:
+        """The questions by which nothing was selected; then the result."""
+        best = checkpoints(self.directory)[0]["name"]
+        if self.asked != best:
+            return [Part("test", 0, best)]
+        self._finish(best)
+        self.is_over = True
+        return []
+
+    def begin(self, part: Part) -> bool:
+        """Nothing is to be prepared."""
+        return True
+
+    def look(self, working: Sequence[Part]) -> None:
+        """Say what is being done."""
+        words = _doings(working, self.reached) if working else WAITING
+        if words != self.said:
+            self.said = words
+            self.doing(words)
+
+    def step(self, part: Part, row: dict) -> None:
+        """Show a step."""
+        self.reached[part.place] = row["step"]
+        if self.progress:
+            self.progress(part.run, row["step"], row)
+
+    def take(self, answer: Answer) -> None:
+        """Raise what went wrong."""
+        part, error = answer.item, answer.error
+        if isinstance(error, WorkerLost):
+            log = self.context.fetch(part)
+            raise LabError(_told_of_losses(part, error, log)) from error
+        if error is not None and not isinstance(error, Stopped):
+            raise error
+        if part.place == "test" and error is None:
+            self.asked = part.run
+
+    # --- Generations
 
     def _first(self) -> State:
         settings = self.plan.settings
@@ -214,11 +301,20 @@ class Population:
         alive = {member.number for member in state.members}
         for number in {row["member"] for row in state.lineage} - alive:
             folder = member_folder(self.directory, number)
-            for checkpoint in folder.glob("checkpoint-*"):
+            for checkpoint in (*folder.glob("checkpoint-*"), folder / PARENT):
                 shutil.rmtree(checkpoint, ignore_errors=True)
 
     def _inherit(self, member: Member, step: int) -> None:
-        self.nursery.inherit(member, step)
+        """Give a new member the checkpoint that its parent has at a step."""
+        name = f"checkpoint-{step}"
+        folder = member_folder(self.directory, member.number) / PARENT / name
+        if folder.exists():
+            return
+        part = folder.with_name(f"part-{name}")
+        shutil.rmtree(part, ignore_errors=True)
+        parent = member_folder(self.directory, member.parent)
+        shutil.copytree(parent / name, part)
+        part.rename(folder)
 
     def _keep(self, row: dict) -> None:
         """Keep the adapter of a generation's best member as a checkpoint."""
@@ -240,10 +336,8 @@ class Population:
             if worse["name"] != name:
                 _delete(folder.parent / worse["name"])
 
-    def _finish(self) -> None:
+    def _finish(self, best: str) -> None:
         """Compare base and best on what nothing was selected by."""
-        best = checkpoints(self.directory)[0]
-        self.nursery.ask_test(best)
         base, after = (
             Evaluation.load(self.directory / "test" / f"{name}.json")
             for name in ("base", "best")
@@ -252,7 +346,7 @@ class Population:
         write_json(
             self.directory / "result.json",
             {
-                "best": best["name"],
+                "best": best,
                 "questions": len(base.answers),
                 "before": base.accuracy,
                 "after": after.accuracy,
@@ -295,3 +389,55 @@ def _lineage_row(
         "high": high,
         "mean_reward": found.mean_reward,
     }
+
+
+def _doings(working: Sequence[Part], reached: dict[str, int]) -> str:
+    """What workers are at, in words.
+
+    Args:
+        reached: the steps of members that were told, by their place.
+
+    Example:
+        >>> first, second = (Part(f"members/00{n}", 4, n) for n in (0, 1))
+        >>> _doings([first, second], {"members/000": 3, "members/001": 4})
+        'training member 0, measuring member 1'
+    """
+    fixed = {
+        "base": "measuring the base model",
+        "test": "asking base and best the test questions",
+    }
+    words = [fixed[one.place] for one in working if not one.target]
+    numbers: dict[str, list[int]] = {"training": [], "measuring": []}
+    for one in working:
+        if one.target:
+            trains = reached.get(one.place, 0) < one.target
+            verb = "training" if trains else "measuring"
+            numbers[verb].append(int(Path(one.place).name))
+    words += [
+        f"{verb} {_named(found)}" for verb, found in numbers.items() if found
+    ]
+    return ", ".join(words)
+
+
+def _named(numbers: list[int]) -> str:
+    """Members by their numbers, in words.
+
+    Example:
+        >>> _named([4]), _named([2, 0, 1])
+        ('member 4', 'members 0, 1 and 2')
+    """
+    *others, last = sorted(numbers)
+    if not others:
+        return f"member {last}"
+    return f"members {', '.join(map(str, others))} and {last}"
+
+
+def _told_of_losses(part: Part, error: WorkerLost, log: Path) -> str:
+    words = last_line(log) or "none"
+    whose = f" of member {part.run.number}" if part.target else ""
+    return (
+        f"The worker{whose} was lost, {error.times} in all, as a rule "
+        f"because the machine's memory was full. Its last words were: {words} "
+        "Have fewer workers on a machine, with more CPU cores or GPUs for "
+        "each, then resume the experiment: what was finished is kept."
+    )

@@ -11,7 +11,7 @@
         completions/            what the policy wrote, with its rewards
         checkpoint-N/           to go on after a crash
         rungs/, rungs.json      with halving: answers on the way, decisions
-        worker.log              on Ray: what its worker printed
+        worker.log              what its worker printed, if it had one
         adapter/                the result, as safetensors
         evaluation.json         its answers to the held-out questions
         result.json             written last: done, stopped or failed, and why
@@ -22,27 +22,28 @@ another run and never reuses an old result. Running a grid again skips what
 is done and goes on with what is not.
 
     plan          which runs, where, and may they run there
-    work          one run, or its part up to a rung, in this process
-    engines       all runs, in this process or on Ray (`on_ray`)
+    state         a run's directory, and the state that its files tell
     halving       which runs go on
-    jobs          what is left to do, as the directories tell it
-    steering      stop, resume and clone runs while others train
+    train_run     a run, or its part up to a rung, in this process
+    pool          this process, or workers of this machine or on Ray (`on_ray`)
+    execute       the loop: ask what goes on, give it to the pool, take answers
+    control       stop, resume and clone runs while others train
     results       the runs, compared
 """
 
-from grpo_lab.grid.engines import ENGINES, check, run
 from grpo_lab.grid.estimates import (
     Pace,
     check_memory,
     estimates,
     measure_pace,
 )
+from grpo_lab.grid.execute import ENGINES, Progress, check, run
 from grpo_lab.grid.fingerprint import reward_fingerprint
 from grpo_lab.grid.halving import Halving
-from grpo_lab.grid.plan import expand
+from grpo_lab.grid.plan import expand, log_uniform, open_run, sample
 from grpo_lab.grid.results import Grid, Run, load
-from grpo_lab.grid.single import open_run
-from grpo_lab.grid.work import Progress, reason
+from grpo_lab.grid.train_run import reason
+from grpo_lab.task import Task
 
 __all__ = [
     "ENGINES",
@@ -51,14 +52,17 @@ __all__ = [
     "Pace",
     "Progress",
     "Run",
+    "Task",
     "check",
     "check_memory",
     "estimates",
     "expand",
     "load",
+    "log_uniform",
     "measure_pace",
     "open_run",
     "reason",
     "reward_fingerprint",
     "run",
+    "sample",
 ]

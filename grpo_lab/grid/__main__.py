@@ -80,22 +80,22 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _act(arguments: argparse.Namespace) -> str:
-    from grpo_lab.grid import steering
+    from grpo_lab.grid import control
 
     place = arguments.grid or _latest()
     if arguments.action == "list":
-        return f"{place}\n{_text(steering.table(place))}"
-    run = steering.find(place, arguments.run)
+        return f"{place}\n{_text(control.table(place))}"
+    run = control.find(place, arguments.run)
     if arguments.action == "stop":
-        steering.stop(run)
+        control.stop(run)
         return f"{run.name} ends after the step that it is making."
     if arguments.action == "resume":
-        steering.resume(run)
+        control.resume(run)
         return f"{run.name} goes on."
     names = [name.strip() for name in arguments.rewards.split(",") if name]
-    folder = steering.clone(
+    folder = control.clone(
         run,
-        steering.read_changes(arguments.set),
+        control.read_changes(arguments.set),
         arguments.warm,
         names,
         arguments.storage,

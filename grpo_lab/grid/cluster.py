@@ -7,26 +7,18 @@ import logging
 import os
 import signal
 import socket
-import sys
 import threading
-import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from grpo_lab.environment import versions
+from grpo_lab.environment import usable_cores, versions
 from grpo_lab.errors import LabError
-from grpo_lab.grid.fingerprint import unwrapped
 
 # Read by Ray at its first import, which is always after that of this module.
 for _name, _value in {
     "RAY_USAGE_STATS_ENABLED": "0",  # nobody is told that it is used
-    "RAY_AIR_NEW_OUTPUT": "0",  # no tables of Tune in a lesson
-    "RAY_CHDIR_TO_TRIAL_DIR": "0",  # relative paths lead where they did
     "RAY_DEDUP_LOGS_SKIP_REGEX": "A worker died or was killed",  # we tell it
-    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # the end has no accuracy
-    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # the run's directory has all
-    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",  # worker.log has them
 }.items():
     os.environ.setdefault(_name, _value)
 
@@ -85,6 +77,11 @@ class Cluster:
                 "gpus=0.5, retries=3."
             )
 
+    @property
+    def threads(self) -> int:
+        """CPU threads of a run."""
+        return max(1, int(self.cpus))
+
 
 def cluster_of(options: dict[str, object], **defaults: object) -> Cluster:
     """The cluster that somebody asks for with the engine "ray".
@@ -99,7 +96,7 @@ def cluster_of(options: dict[str, object], **defaults: object) -> Cluster:
     if importlib.util.find_spec("ray") is None:
         raise LabError(
             "The engine 'ray' needs Ray, which is not installed here. Type "
-            "`pip install 'ray[tune]==2.60.0'`, or use engine='process'."
+            "`pip install 'ray==2.60.0'`, or use engine='process'."
         )
     known = [f.name for f in fields(Cluster) if f.name not in defaults]
     unknown = [name for name in options if name not in known]
@@ -115,15 +112,14 @@ def cluster_of(options: dict[str, object], **defaults: object) -> Cluster:
 @contextlib.contextmanager
 def connected(
     cluster: Cluster,
-    output_dir: Path,
-    mark: str = "grid.json",
+    mark: Path | None = None,
     advice: str = SHARE_OR_STORE,
 ) -> Iterator[None]:
-    """Be connected to a cluster that can run a grid in a directory.
+    """Be connected to a cluster that can train runs.
 
     Args:
-        mark: a file in the directory, by which a machine shows that it sees
-            that.
+        mark: a file of the runs' directory, by which a machine shows that it
+            sees that; None if none has to.
         advice: what to do where one does not.
 
     Raises:
@@ -138,14 +134,13 @@ def connected(
             _connect(cluster.address, own)
             own.callback(ray.shutdown)
         _refuse_small(cluster)
-        seen = None if cluster.storage else output_dir / mark
-        _refuse_strangers(seen, advice)
+        _refuse_strangers(mark, advice)
         yield
 
 
 @contextlib.contextmanager
 def _handlers_kept() -> Iterator[None]:
-    """Give back the signal handlers that Ray and Tune put in their place.
+    """Give back the signal handlers that Ray puts in their place.
 
     Only the main thread may, and elsewhere they are not changed.
     """
@@ -186,7 +181,7 @@ def _connect(address: str, own: contextlib.ExitStack) -> None:
         own.enter_context(_loopback_only())
         ray.init(
             "local",
-            num_cpus=len(os.sched_getaffinity(0)),
+            num_cpus=usable_cores(),
             include_dashboard=False,
             **QUIET,
         )
@@ -271,16 +266,6 @@ class PretendedCluster:
 
     def __exit__(self, *error) -> None:
         self.close()
-
-
-def places(cluster: Cluster) -> int:
-    """Runs that can train at the same time, at least 1."""
-    import ray
-
-    there = ray.cluster_resources()
-    asked = {"CPU": cluster.cpus, "GPU": cluster.gpus}
-    rooms = [int(there.get(k, 0) / n) for k, n in asked.items() if n]
-    return max(1, min(rooms))
 
 
 def _refuse_small(cluster: Cluster) -> None:
@@ -369,53 +354,3 @@ def _refuse_stranger(
                 "the same there: pip install -r requirements.txt, then pip "
                 "install --no-deps -e . in the folder of this project."
             )
-
-
-def ship_by_value(rewards: Sequence[Callable]) -> None:
-    """Send a learner's reward functions as they are here.
-
-    Those of a notebook are sent so anyway; a module that lies beside it would
-    be looked for on the workers.
-    """
-    from ray import cloudpickle
-
-    for reward in rewards:
-        function, _ = unwrapped(reward)
-        name = getattr(function, "__module__", "__main__")
-        if name.partition(".")[0] not in ("__main__", "rewards", "grpo_lab"):
-            cloudpickle.register_pickle_by_value(sys.modules[name])
-
-
-def see_own_gpus() -> None:
-    """On a worker: let PyTorch see none of the GPUs, if none are its own.
-
-    Ray hides the others from a worker that asked for GPUs, and none from one
-    that did not ask.
-    """
-    import ray
-
-    if not ray.get_gpu_ids():
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""
-
-
-@contextlib.contextmanager
-def printing_to(log: Path) -> Iterator[None]:
-    """Send what this process prints to a file, C code's words included."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    kept = [os.dup(number) for number in (1, 2)]
-    with log.open("ab") as file:
-        for number in (1, 2):
-            os.dup2(file.fileno(), number)
-    try:
-        yield
-    except Exception:
-        traceback.print_exc()  # the last words, if there are no more tries
-        raise
-    finally:
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError):  # a full disk
-                stream.flush()
-        for number, before in zip((1, 2), kept, strict=True):
-            os.dup2(before, number)
-            os.close(before)

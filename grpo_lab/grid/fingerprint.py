@@ -7,10 +7,12 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from grpo_lab import evaluation
+from grpo_lab.evaluation import NUMBERS, Grader
 
 
-def reward_fingerprint(rewards: Sequence[Callable]) -> str:
+def reward_fingerprint(
+    rewards: Sequence[Callable], grader: Grader = NUMBERS
+) -> str:
     """Hash of the rewards' source, and of the package that grades answers.
 
     A function from a package counts with every module of that package,
@@ -19,7 +21,7 @@ def reward_fingerprint(rewards: Sequence[Callable]) -> str:
     values that it reads. Options that were set count too.
     """
     digest = hashlib.sha256()
-    for reward in [*rewards, evaluation.is_correct]:
+    for reward in [*rewards, grader.correct]:
         function, layers = unwrapped(reward)
         digest.update(f"{function.__module__}.{function.__name__}".encode())
         digest.update(repr(layers).encode())

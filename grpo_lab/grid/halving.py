@@ -2,39 +2,65 @@
 
 At each *rung*, a number of optimiser steps, the runs are compared by their
 held-out accuracy; the best part goes on, the rest is stopped where it is.
-Source: Jamieson and Talwalkar, 2016, arXiv:1502.07943. In one process all runs
-reach a rung before anything is decided (`decide`); on Ray each is decided when
-it arrives, by what has arrived before (Li et al., 2018, arXiv:1810.05934), see
-`grpo_lab.grid.on_ray`.
+Source: Jamieson and Talwalkar, 2016, arXiv:1502.07943. All runs reach a rung
+before anything is decided, so that the decisions do not depend on which run is
+the fastest; or each is decided when it arrives, by what has arrived until then
+(ASHA; Li et al., 2018, arXiv:1810.05934), so that no worker waits.
 
 Every decision is written to `rungs.json` of its run, so that a grid that was
 killed goes on with the same ones.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from grpo_lab.errors import LabError
 from grpo_lab.evaluation import Evaluation
 from grpo_lab.files import read_json, write_json
 
+if TYPE_CHECKING:
+    from grpo_lab.grid.state import RunState
+
 PROMOTED, STOPPED = "promoted", "stopped"
 
 
+class Scheduler:
+    """Trains every run to its end, and stops none."""
+
+    def decide(self, runs: Sequence[RunState]) -> list[tuple[RunState, int]]:
+        """The runs that may train now, the first one first, and to which step.
+
+        What is decided about runs is in their directories by then, so that
+        it can be asked at any time, also by the next start after a kill.
+
+        Args:
+            runs: all of a grid, also those that train or are over.
+        """
+        return [(run, run.steps) for run in runs if run.is_open]
+
+
 @dataclass(frozen=True)
-class Halving:
+class Halving(Scheduler):
     """When runs are compared, and how many go on.
 
     Attributes:
         first: optimiser steps of the first rung.
         factor: one of so many runs goes on; the next rung lies at so many
             times the steps.
+        asynchronous: decide about a run when it arrives at a rung; which runs
+            go on then depends on their order of arrival.
     """
 
     first: int
     factor: int = 2
+    asynchronous: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what halves nothing."""
@@ -58,6 +84,75 @@ class Halving:
             found.append(rung)
             rung *= self.factor
         return found
+
+    def next_rung(self, run: RunState) -> int | None:
+        """The first rung of a run that is not decided; None if none is."""
+        if run.is_exempt:
+            return None
+        decided = {rung.step for rung in read_rungs(run.directory)}
+        rungs = self.rungs(run.steps)
+        return next((step for step in rungs if step not in decided), None)
+
+    def decide(self, runs: Sequence[RunState]) -> list[tuple[RunState, int]]:
+        """Compare the runs at the rungs that they have reached.
+
+        Returns:
+            See `Scheduler.decide`; those at the lowest rung come first.
+        """
+        for run in runs:
+            # A kill may have come between the decision and its result.
+            _end_if_stopped(run)
+        decide = self._arrivals if self.asynchronous else self._whole_rung
+        while decide(runs):
+            pass
+        ahead = [
+            (run, self.next_rung(run) or run.steps)
+            for run in runs
+            if run.is_open
+        ]
+        training = [
+            (run, step)
+            for run, step in ahead
+            if step == run.steps or not run.has_reached(step)
+        ]
+        return sorted(training, key=lambda one: one[1])
+
+    def _whole_rung(self, runs: Sequence[RunState]) -> bool:
+        """Decide the lowest rung, if all that go on have reached it.
+
+        Those about which a start before has decided already are compared too,
+        so that a kill in between changes nothing.
+        """
+        ahead = {r: self.next_rung(r) for r in runs if r.is_open}
+        rung = min(filter(None, ahead.values()), default=None)
+        there = [run for run, step in ahead.items() if step == rung]
+        if rung is None or not all(run.has_reached(rung) for run in there):
+            return False
+        came = [r for r in runs if not r.is_exempt and r.has_reached(rung)]
+        answers = [run.at_rung(rung) for run in came]
+        for run, one in zip(
+            came, compare(rung, answers, self.factor), strict=True
+        ):
+            if run in there:
+                _note(run, one)
+        return True
+
+    def _arrivals(self, runs: Sequence[RunState]) -> bool:
+        """Decide about the first run that waits at a rung, if one does."""
+        for run in runs:
+            rung = self.next_rung(run) if run.is_open else None
+            if rung is None or not run.has_reached(rung):
+                continue
+            before = [
+                one.accuracy
+                for other in runs
+                for one in read_rungs(other.directory)
+                if one.step == rung
+            ]
+            accuracy = run.at_rung(rung).accuracy
+            _note(run, on_arrival(rung, accuracy, before, self.factor))
+            return True
+        return False
 
     def refuse_useless(self, steps: Sequence[int]) -> None:
         """Refuse a first rung that no run reaches before it is over.
@@ -144,16 +239,20 @@ def note_rung(directory: Path, rung: Rung) -> None:
     )
 
 
-def next_rung(
-    directory: Path, halving: Halving | None, steps: int
-) -> int | None:
-    """The first rung of a run that is not decided; None if there is none."""
-    decided = {rung.step for rung in read_rungs(directory)}
-    rungs = halving.rungs(steps) if halving else []
-    return next((step for step in rungs if step not in decided), None)
+def _note(run: RunState, rung: Rung) -> None:
+    note_rung(run.directory, rung)
+    _end_if_stopped(run)
 
 
-def decide(step: int, found: Sequence[Evaluation], factor: int) -> list[Rung]:
+def _end_if_stopped(run: RunState) -> None:
+    """Note the end of a run about which its last rung has decided so."""
+    last = read_rungs(run.directory)[-1:]
+    stopped = last and last[0].decision == STOPPED and not run.is_exempt
+    if stopped and run.is_open:
+        run.end("stopped", last[0].reason(run.steps))
+
+
+def compare(step: int, found: Sequence[Evaluation], factor: int) -> list[Rung]:
     """Which of the runs that have reached a rung go on.
 
     One of `factor` does, rounded up, so that the last one is never stopped.
@@ -178,3 +277,23 @@ def decide(step: int, found: Sequence[Evaluation], factor: int) -> list[Rung]:
         )
         for at, one in enumerate(found)
     ]
+
+
+def on_arrival(
+    step: int, accuracy: float, before: Sequence[float], factor: int
+) -> Rung:
+    """Whether a run goes on that has reached a rung after some others.
+
+    It does if it is as good as the best of `factor` parts of those; the first
+    one always does.
+
+    Args:
+        step: the rung.
+        accuracy: what the run has reached there.
+        before: what those before it had reached.
+        factor: see `Halving`.
+    """
+    cutoff = float(np.quantile(before, 1 - 1 / factor)) if before else None
+    goes_on = cutoff is None or accuracy >= cutoff
+    decision = PROMOTED if goes_on else STOPPED
+    return Rung(step, accuracy, decision, cutoff, len(before) + 1)

@@ -11,9 +11,8 @@ import pandas as pd
 from grpo_lab import evaluation, training
 from grpo_lab.errors import LabError
 from grpo_lab.evaluation import Evaluation
-from grpo_lab.files import read_json
 from grpo_lab.grid.halving import read_rungs, rung_path
-from grpo_lab.grid.plan import short_hash
+from grpo_lab.grid.state import RunState
 from grpo_lab.settings import RunSettings, run_names
 
 LEADERBOARD = (
@@ -38,7 +37,7 @@ class Run:
         directory: where everything about it lies.
         status: "done", "stopped", "failed" or "unfinished".
         reason: why it was stopped or failed; else "".
-        clone: of a clone its origin, see `steering.clone`; else None.
+        clone: of a clone its origin, see `control.clone`; else None.
     """
 
     name: str
@@ -69,7 +68,7 @@ class Run:
     @cached_property
     def base(self) -> Evaluation | None:
         """The answers of its base model, before any training."""
-        return Evaluation.load(base_path(self.directory))
+        return Evaluation.load(RunState(self.directory).base)
 
     @property
     def steps(self) -> int:
@@ -84,7 +83,7 @@ class Run:
     @property
     def completions_planned(self) -> int:
         """Those that it writes if nothing stops it."""
-        steps = steps_in(read_json(self.directory / "settings.json"))
+        steps = RunState(self.directory).steps
         begun = self.clone["step"] if self.clone else 0
         return (steps - begun) * self.settings.completions_per_step
 
@@ -356,79 +355,31 @@ def load(
     if directories is None:
         found = (output_dir / "runs").glob("*/settings.json")
         directories = sorted((file.parent for file in found), key=_age)
-    settings = [settings_of(folder) for folder in directories]
+    states = [RunState(folder) for folder in directories]
+    names = run_names([one.settings for one in states])
     runs = tuple(
         Run(
-            name + _clone_note(folder),
-            one,
-            folder,
-            **status_of(folder),
-            clone=clone_of(folder),
+            name + _clone_note(one.clone),
+            one.settings,
+            one.directory,
+            **one.result,
+            clone=one.clone,
         )
-        for name, one, folder in zip(
-            run_names(settings), settings, directories, strict=True
-        )
+        for name, one in zip(names, states, strict=True)
     )
     return Grid(output_dir, runs)
 
 
 def _age(directory: Path) -> tuple:
     """The runs of a plan by name, then the clones in the order of birth."""
-    if clone_of(directory) is None:
+    if RunState(directory).clone is None:
         return False, directory.name
     return True, (directory / "settings.json").stat().st_mtime_ns
 
 
-def _clone_note(directory: Path) -> str:
+def _clone_note(clone: dict | None) -> str:
     """What sets a clone apart from a run with its settings."""
-    clone = clone_of(directory)
     if clone is None:
         return ""
     rewards = f", {clone['rewards']}" if clone["rewards"] else ""
     return f" (clone from step {clone['step']}{rewards})"
-
-
-def clone_of(directory: Path) -> dict | None:
-    """Of a clone where it comes from; see `steering.clone`."""
-    return read_json(directory / "settings.json").get("clone")
-
-
-def settings_of(directory: Path) -> RunSettings:
-    """What a run trains with."""
-    return settings_in(read_json(directory / "settings.json"))
-
-
-def settings_in(record: dict) -> RunSettings:
-    """The settings of a run's record."""
-    # A run from before there were levers had none.
-    return RunSettings(**{"levers": ()} | record["settings"])
-
-
-def steps_in(record: dict) -> int:
-    """The optimiser steps of a whole run, from its record."""
-    return settings_in(record).steps(record["grid"]["train_rows"])
-
-
-def base_path(directory: Path) -> Path:
-    """Where the evaluation of a run's base model is kept.
-
-    Runs with one base model, in one precision and with one limit on the
-    length of answers, share it; data and reading are the grid's.
-    """
-    record = read_json(directory / "settings.json")
-    settings = settings_in(record)
-    code = short_hash(
-        [
-            record["weights"],
-            settings.load_in_4bit,
-            settings.max_completion_length,
-        ]
-    )
-    base = directory.parent.parent / "base"
-    return base / f"{settings.short_model}_{code}" / "evaluation.json"
-
-
-def status_of(directory: Path) -> dict:
-    """A run's `status`, and its `reason` if it has one."""
-    found = read_json(directory / "result.json")
-    return found or {"status": "unfinished"}

@@ -1,7 +1,7 @@
 """Stop, resume and clone runs of a grid, while it trains or afterwards.
 
 What is asked for is written into the grid's directory, from any process that
-sees it; whichever engine runs the grid looks there after each step and before
+sees it; whoever runs the grid looks there after each step and before
 each run. If none runs, it is done when the grid is run the next time.
 """
 
@@ -10,7 +10,6 @@ import json
 import shutil
 import tempfile
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 
 import pandas as pd
@@ -19,11 +18,11 @@ from grpo_lab import models, training
 from grpo_lab.errors import LabError
 from grpo_lab.files import read_json, write_json
 from grpo_lab.grid.fingerprint import file_fingerprint
-from grpo_lab.grid.jobs import job_at
 from grpo_lab.grid.plan import run_name
 from grpo_lab.grid.results import Grid, Run, load
+from grpo_lab.grid.state import PARENT, RunState
 from grpo_lab.grid.storage import Mirror
-from grpo_lab.grid.work import PARENT, REWARD_FILES
+from grpo_lab.grid.train_run import REWARD_FILES
 from grpo_lab.settings import RunSettings
 from rewards.contract import load_reward
 
@@ -57,7 +56,7 @@ def table(output_dir: Path | str) -> pd.DataFrame:
                 "run": run.name,
                 "state": _state(run),
                 "steps": run.steps,
-                "of": job_at(run.directory).steps,
+                "of": RunState(run.directory).steps,
                 "reward": _last(run, "reward"),
                 "accuracy": run.evaluation and run.evaluation.accuracy,
                 "parent": run.clone["parent"] if run.clone else "",
@@ -161,7 +160,7 @@ def clone(
             has no checkpoint yet, or there is such a clone.
         RewardError: a reward file can't be used.
     """
-    settings = _changed(run.settings, changes)
+    settings = RunSettings(**run.settings.to_dict() | changes)
     if settings == run.settings and not rewards and not warm:
         raise LabError(
             "A clone that starts afresh and changes nothing would do what "
@@ -233,7 +232,7 @@ def _open(output_dir: Path | str) -> Grid:
 def _state(run: Run) -> str:
     if run.status != "unfinished":
         return run.status
-    return "training" if job_at(run.directory).is_held else "waiting"
+    return "training" if RunState(run.directory).is_held else "waiting"
 
 
 def _last(run: Run, column: str) -> float | None:
@@ -259,29 +258,6 @@ def read_changes(texts: Sequence[str]) -> dict[str, object]:
         except ValueError:  # a word
             found[name.strip()] = value
     return found
-
-
-def _changed(settings: RunSettings, changes: dict) -> RunSettings:
-    known = {field.name for field in fields(RunSettings)}
-    for name, value in changes.items():
-        if name not in known:
-            raise LabError(
-                f"A run has no setting {name!r}. Its settings are "
-                f"{', '.join(sorted(known))}."
-            )
-        _refuse_other_kind(name, value, getattr(settings, name))
-    return RunSettings(**settings.to_dict() | changes)
-
-
-def _refuse_other_kind(name: str, value: object, before: object) -> None:
-    kinds = {float: (int, float), tuple: (list, tuple)}
-    wanted = kinds.get(type(before), (type(before),))
-    is_flag = isinstance(value, bool) and not isinstance(before, bool)
-    if is_flag or not isinstance(value, wanted):
-        raise LabError(
-            f"{name} can't be {value!r}: it is {before!r} now. Type a value "
-            "of that kind; a list is written '[1, 2]'."
-        )
 
 
 def _refuse_cold(changes: dict) -> None:

@@ -14,8 +14,9 @@ from killed_grid import variety
 
 from grpo_lab import grid
 from grpo_lab.errors import LabError
-from grpo_lab.grid import Halving, jobs, steering
+from grpo_lab.grid import Halving, control
 from grpo_lab.grid.__main__ import main
+from grpo_lab.grid.state import RunState, hold
 from rewards import RewardError
 
 CHANGING = ["seconds", "memory_gib"]
@@ -43,7 +44,7 @@ def settings(tiny_qwen):
 def left_alone(settings, tiny_splits, tmp_path_factory):
     """Two runs that nobody steered."""
     place = tmp_path_factory.mktemp("alone")
-    return grid.run(settings, tiny_splits, REWARDS, place)
+    return grid.run(settings, grid.Task(tiny_splits, REWARDS), place)
 
 
 @pytest.fixture
@@ -86,8 +87,7 @@ def test_stop_and_resume_while_it_trains(
     at = ["--grid", str(tmp_path)]
     found = grid.run(
         settings,
-        tiny_splits,
-        REWARDS,
+        grid.Task(tiny_splits, REWARDS),
         tmp_path,
         progress=once_at(2, lambda: main(["runs", "stop", "1", *at])),
     )
@@ -103,11 +103,11 @@ def test_stop_and_resume_while_it_trains(
     assert board["after"].isna().tolist() == [False, True]
     json.dumps(found.summary()["runs"])
     # Again: what was stopped stays so, until somebody resumes it.
-    again = grid.run(settings, tiny_splits, REWARDS, tmp_path)
+    again = grid.run(settings, grid.Task(tiny_splits, REWARDS), tmp_path)
     assert again.runs[0].status == "stopped"
     assert main(["runs", "resume", "lr=0.001", *at]) == 0
-    assert steering.table(tmp_path)["state"].tolist() == ["waiting", "done"]
-    last = grid.run(settings, tiny_splits, REWARDS, tmp_path)
+    assert control.table(tmp_path)["state"].tolist() == ["waiting", "done"]
+    last = grid.run(settings, grid.Task(tiny_splits, REWARDS), tmp_path)
     for run, expected in zip(last.runs, left_alone.runs, strict=True):
         assert run.status == "done"
         assert_same(run, expected)
@@ -117,20 +117,23 @@ def test_a_stop_before_its_turn_and_its_withdrawal(
     settings, tiny_splits, tmp_path
 ):
     def act():
-        waiting = steering.find(tmp_path, "lr=0.002")
-        steering.stop(waiting)
+        waiting = control.find(tmp_path, "lr=0.002")
+        control.stop(waiting)
 
     found = grid.run(
-        settings, tiny_splits, REWARDS, tmp_path, progress=once_at(1, act)
+        settings,
+        grid.Task(tiny_splits, REWARDS),
+        tmp_path,
+        progress=once_at(1, act),
     )
     assert [run.steps for run in found.runs] == [4, 0]
     assert found.runs[1].reason == "stopped by hand after step 0 of 4"
-    steering.resume(steering.find(tmp_path, "2"))
-    run = steering.find(tmp_path, "2")
-    steering.stop(run)
-    assert jobs.job_at(run.directory).stop_requested
-    steering.resume(run)
-    assert not jobs.job_at(run.directory).stop_requested
+    control.resume(control.find(tmp_path, "2"))
+    run = control.find(tmp_path, "2")
+    control.stop(run)
+    assert RunState(run.directory).stop_requested
+    control.resume(run)
+    assert not RunState(run.directory).stop_requested
 
 
 def test_what_halving_stopped_can_go_on(
@@ -140,12 +143,15 @@ def test_what_halving_stopped_can_go_on(
 
     def run():
         return grid.run(
-            settings, tiny_splits, REWARDS, tmp_path, halving=Halving(1)
+            settings,
+            grid.Task(tiny_splits, REWARDS),
+            tmp_path,
+            halving=Halving(1),
         )
 
     [stopped] = run().stopped
     assert "stopped by halving after step 1 of 4" in stopped.reason
-    steering.resume(stopped)
+    control.resume(stopped)
     found = run()
     assert [one.status for one in found.runs] == ["done", "done"]
     for one, expected in zip(found.runs, left_alone.runs, strict=True):
@@ -153,11 +159,11 @@ def test_what_halving_stopped_can_go_on(
 
 
 def test_what_can_not_be_stopped_or_resumed(place):
-    run = steering.find(place, "1")
+    run = control.find(place, "1")
     with pytest.raises(LabError, match="is done already"):
-        steering.stop(run)
+        control.stop(run)
     with pytest.raises(LabError, match="clone it with more steps"):
-        steering.resume(run)
+        control.resume(run)
 
 
 # --- Clone ------------------------------------------------------------------
@@ -176,8 +182,7 @@ def test_a_warm_clone_while_it_trains(
     at = ["--grid", str(tmp_path), "--warm", "--set", "learning_rate=5e-4"]
     found = grid.run(
         settings,
-        tiny_splits,
-        REWARDS,
+        grid.Task(tiny_splits, REWARDS),
         tmp_path,
         # The checkpoint of step 3 is written after its row.
         progress=once_at(3, lambda: main(["runs", "clone", "1", *at])),
@@ -212,10 +217,12 @@ def test_a_warm_clone_with_another_course_and_more_steps(
 ):
     """Rate, course and length of the clone's own settings, at every step."""
     one = quick_settings(tiny_qwen, max_steps=2, warmup_share=0)
-    grid.run([one], tiny_splits, REWARDS, tmp_path)
+    grid.run([one], grid.Task(tiny_splits, REWARDS), tmp_path)
     changes = {"learning_rate": 4e-4, "max_steps": 6, "beta": 0.1}
-    steering.clone(steering.find(tmp_path, "1"), changes, warm=True)
-    clone = the_clone(grid.run([one], tiny_splits, REWARDS, tmp_path))
+    control.clone(control.find(tmp_path, "1"), changes, warm=True)
+    clone = the_clone(
+        grid.run([one], grid.Task(tiny_splits, REWARDS), tmp_path)
+    )
     assert clone.metrics["step"].tolist() == [3, 4, 5, 6]
     # Linear over six steps, of which two are over.
     assert clone.metrics["learning_rate"].tolist() == pytest.approx(
@@ -226,9 +233,9 @@ def test_a_warm_clone_with_another_course_and_more_steps(
 
 def test_a_fresh_clone(settings, tiny_splits, place):
     """From the base model, as a run of the plan with these settings."""
-    run = steering.find(place, "1")
-    folder = steering.clone(run, {"num_generations": 4, "seed": 7})
-    found = grid.run(settings, tiny_splits, REWARDS, place)
+    run = control.find(place, "1")
+    folder = control.clone(run, {"num_generations": 4, "seed": 7})
+    found = grid.run(settings, grid.Task(tiny_splits, REWARDS), place)
     clone = the_clone(found)
     assert clone.directory == folder
     assert (clone.clone["step"], clone.clone["parent"]) == (
@@ -244,7 +251,9 @@ def test_a_fresh_clone(settings, tiny_splits, place):
         num_generations=4,
         seed=7,
     )
-    apart = grid.run([alike], tiny_splits, REWARDS, place.parent / "apart")
+    apart = grid.run(
+        [alike], grid.Task(tiny_splits, REWARDS), place.parent / "apart"
+    )
     assert_same(clone, apart.runs[0])
 
 
@@ -258,13 +267,15 @@ def test_a_clone_with_other_rewards(settings, tiny_splits, place, tmp_path):
     at = ["--grid", str(place), "--rewards", f"shorter,{file}"]
     assert main(["runs", "clone", "1", *at]) == 0
     file.unlink()
-    clone = the_clone(grid.run(settings, tiny_splits, REWARDS, place))
+    clone = the_clone(
+        grid.run(settings, grid.Task(tiny_splits, REWARDS), place)
+    )
     assert clone.status == "done", clone.reason
     assert {"shorter", "digits"} <= set(clone.metrics)
     assert "variety" not in clone.metrics
     assert "['shorter', 'digits']" in clone.name
-    only = steering.clone(clone, {}, rewards=["variety"])
-    found = grid.run(settings, tiny_splits, REWARDS, place)
+    only = control.clone(clone, {}, rewards=["variety"])
+    found = grid.run(settings, grid.Task(tiny_splits, REWARDS), place)
     [last] = [run for run in found.runs if run.directory == only]
     assert {"variety"} == {"variety", "shorter", "digits"} & set(last.metrics)
 
@@ -273,11 +284,11 @@ def test_a_clone_whose_reward_is_gone_fails_alone(
     settings, tiny_splits, place
 ):
     """The grid's function was renamed meanwhile: the clone says so."""
-    folder = steering.clone(steering.find(place, "1"), {}, rewards=["shorter"])
+    folder = control.clone(control.find(place, "1"), {}, rewards=["shorter"])
     record = json.loads((folder / "settings.json").read_text())
     record["clone"]["rewards"] = ["renamed"]
     (folder / "settings.json").write_text(json.dumps(record))
-    found = grid.run(settings, tiny_splits, REWARDS, place)
+    found = grid.run(settings, grid.Task(tiny_splits, REWARDS), place)
     assert the_clone(found).status == "failed"
     assert "wants the reward 'renamed'" in the_clone(found).reason
     assert len(found.done) == 2
@@ -289,9 +300,9 @@ def test_a_clone_whose_reward_is_gone_fails_alone(
         ({}, False, (), "changes nothing"),
         ({"rate": 1e-3}, False, (), "no setting 'rate'"),
         ({"learning_rate": 2.0}, False, (), "must lie above 0"),
-        ({"learning_rate": "fast"}, False, (), "can't be 'fast'"),
-        ({"learning_rate": True}, False, (), "can't be True"),
-        ({"max_steps": 2.5}, False, (), "can't be 2.5"),
+        ({"learning_rate": "fast"}, False, (), "LEARNING_RATE is 'fast'"),
+        ({"learning_rate": True}, False, (), "LEARNING_RATE is True"),
+        ({"max_steps": 2.5}, False, (), "MAX_STEPS is 2.5"),
         ({"lora_r": 8}, True, (), "Leave --warm out"),
         ({"learning_rate": 1e-4}, True, (), r"--set max_steps=8"),
         ({}, False, ("nothing",), "Those of this grid are variety, shorter"),
@@ -301,7 +312,7 @@ def test_a_clone_whose_reward_is_gone_fails_alone(
 def test_clones_that_can_not_be(place, changes, warm, rewards, told):
     before = sorted(place.rglob("*"))
     with pytest.raises(LabError, match=told):
-        steering.clone(steering.find(place, "1"), changes, warm, rewards)
+        control.clone(control.find(place, "1"), changes, warm, rewards)
     assert sorted(place.rglob("*")) == before
 
 
@@ -309,33 +320,33 @@ def test_a_broken_reward_file_is_refused(place, tmp_path):
     file = tmp_path / "broken.py"
     file.write_text("def reward(:\n")
     with pytest.raises(RewardError):
-        steering.clone(steering.find(place, "1"), {}, rewards=[str(file)])
+        control.clone(control.find(place, "1"), {}, rewards=[str(file)])
 
 
 def test_a_clone_is_made_once(place):
-    run = steering.find(place, "1")
-    steering.clone(run, {"seed": 8})
+    run = control.find(place, "1")
+    control.clone(run, {"seed": 8})
     with pytest.raises(LabError, match="There is a clone"):
-        steering.clone(run, {"seed": 8})
+        control.clone(run, {"seed": 8})
 
 
 def test_no_warm_clone_before_the_first_step(place):
-    run = steering.find(place, "1")
+    run = control.find(place, "1")
     import shutil
 
     for checkpoint in run.directory.glob("checkpoint-*"):
         shutil.rmtree(checkpoint)
     with pytest.raises(LabError, match="has no checkpoint here"):
-        steering.clone(run, {"seed": 8}, warm=True)
+        control.clone(run, {"seed": 8}, warm=True)
 
 
 def test_a_broken_checkpoint_is_no_start_of_a_clone(place):
     """The one before is."""
-    run = steering.find(place, "1")
+    run = control.find(place, "1")
     newest = run.directory / "checkpoint-4" / "optimizer.pt"
     with newest.open("r+b") as file:
         file.truncate(newest.stat().st_size // 2)
-    folder = steering.clone(run, {"seed": 8}, warm=True)
+    folder = control.clone(run, {"seed": 8}, warm=True)
     assert [p.name for p in (folder / "parent").iterdir()] == ["checkpoint-3"]
 
 
@@ -343,7 +354,7 @@ def test_a_broken_checkpoint_is_no_start_of_a_clone(place):
 
 
 def test_the_list(place, capsys):
-    found = steering.table(place)
+    found = control.table(place)
     assert found["run"].tolist() == [
         "tiny-qwen lr=0.001",
         "tiny-qwen lr=0.002",
@@ -355,24 +366,24 @@ def test_the_list(place, capsys):
 
 
 def test_what_is_training_is_told(place):
-    job = jobs.job_at(steering.find(place, "1").directory)
+    job = RunState(control.find(place, "1").directory)
     (job.directory / "result.json").unlink()
-    with job.held():
-        assert steering.table(place)["state"].tolist() == ["training", "done"]
-    assert steering.table(place)["state"].tolist() == ["waiting", "done"]
+    with hold(job.directory):
+        assert control.table(place)["state"].tolist() == ["training", "done"]
+    assert control.table(place)["state"].tolist() == ["waiting", "done"]
 
 
 @pytest.mark.parametrize("text", ["3", "0", "lr=0.00", "qwen", ""])
 def test_a_run_must_be_meant(place, text):
     with pytest.raises(LabError, match="should mean one run"):
-        steering.find(place, text)
+        control.find(place, text)
 
 
 def test_the_whole_name_wins(place):
     """Also where it is a part of another one's."""
-    run = steering.find(place, "1")
-    steering.clone(run, {"max_steps": 8}, warm=True)
-    assert steering.find(place, run.directory.name).clone is None
+    run = control.find(place, "1")
+    control.clone(run, {"max_steps": 8}, warm=True)
+    assert control.find(place, run.directory.name).clone is None
 
 
 @pytest.mark.parametrize(
@@ -386,7 +397,7 @@ def test_the_whole_name_wins(place):
     ],
 )
 def test_changes_are_read(text, value):
-    assert list(steering.read_changes([text]).values()) == [value]
+    assert list(control.read_changes([text]).values()) == [value]
 
 
 def test_the_command_line_tells_what_is_wrong(tmp_path, capsys, monkeypatch):
