@@ -13,6 +13,7 @@ code cell has changed.
 
 import argparse
 import re
+import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -165,6 +166,9 @@ def check(root: Path = ROOT) -> None:
 def embed(executed: Path, target: Path, label: str) -> None:
     """Copy the outputs of a run into a built notebook.
 
+    The `results.json` of the run goes to `results/` beside the notebook, so
+    that tests can hold the prose against it.
+
     Args:
         executed: what grpo_lab.runner (or papermill) wrote.
         target: the built notebook of the same lesson; rewritten.
@@ -200,6 +204,11 @@ def embed(executed: Path, target: Path, label: str) -> None:
             "figures."
         )
     target.write_text(text, encoding="utf-8")
+    results = executed.parent / "run" / "results.json"
+    if results.exists():
+        place = target.parent / "results" / f"{target.stem}.json"
+        place.parent.mkdir(exist_ok=True)
+        shutil.copy(results, place)
 
 
 def machine_path(text: str) -> str | None:
