@@ -244,6 +244,7 @@ def _our_grid(runs, splits, folder) -> list[tuple]:
         grid.Task(splits, FIVE_PART),
         folder / "grid",
         POCKET.eval_batch_size,
+        workers=1,  # as the loop has: one process and all of its threads
     )
     found.raise_failures()
     return [(run.evaluation, [*run.metrics["reward"]]) for run in found.runs]

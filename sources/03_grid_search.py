@@ -414,7 +414,11 @@ figures.table(pd.DataFrame(rows, columns=["lever", "here", "what it does"]))
 #
 # Out of memory? Lower `MICRO_BATCH` first, then `MAX_COMPLETION_LENGTH`. You
 # may interrupt at any time: running the cell again goes on from the last
-# step. With `ENGINE = "ray"` the runs train side by side on workers, see
+# step.
+#
+# On a CPU the runs train side by side, each in a process of its own with one
+# thread, as many as there are cores and memory for. On a GPU one follows the
+# other. With `ENGINE = "ray"` they train on the workers of a cluster, see
 # lesson 5.
 
 # %%

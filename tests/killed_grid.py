@@ -37,9 +37,9 @@ def questions():
 def run(models: list[str], output_dir: Path):
     from grpo_lab import grid
 
-    return grid.run(
-        plan(models), grid.Task(questions(), [variety]), output_dir
-    )
+    task = grid.Task(questions(), [variety])
+    # Whatever kills it is in this process.
+    return grid.run(plan(models), task, output_dir, workers=1)
 
 
 def die(*args, **kwargs):

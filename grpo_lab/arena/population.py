@@ -162,6 +162,7 @@ class Population:
         rewards, members = self.context.task.rewards, self.plan.pop_size
         if not isinstance(self.workers, Cluster):
             size = min(self.workers, members)
+            self.context.gpus = 1 / size
             return LocalPool(self.context, size, functions=rewards)
         from grpo_lab.grid.on_ray import RayPool
 

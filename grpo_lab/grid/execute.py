@@ -367,6 +367,7 @@ def _pool(context: GridTraining, work: GridWork, chosen: int | Cluster | None):
     if fitting == 1:
         return ThisProcess(context)
     context.directory = work.directory.resolve()
+    context.gpus = 1 / fitting  # of the one that they share, if there is one
     return LocalPool(
         context, min(fitting, left), functions=context.task.rewards
     )

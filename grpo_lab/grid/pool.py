@@ -279,7 +279,7 @@ class LocalPool(WorkerPool):
         ours, theirs = Pipe()
         passed = theirs.fileno(), self.file.fileno()
         program = PROGRAM.format(
-            path=sys.path,
+            path=[str(one) for one in sys.path],
             control=passed[0],
             context=passed[1],
             threads=self.threads,
