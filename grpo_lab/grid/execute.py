@@ -44,7 +44,7 @@ Progress = Callable[[RunSettings, int, int, dict], None]
 
 
 class Work(Protocol):
-    """What `execute` does, and how it is told what came of it."""
+    """What `execute` asks and reports to: a grid or a population."""
 
     directory: Path
     """That of all runs."""
@@ -77,7 +77,7 @@ def execute(work: Work, pool) -> None:
     """
     steps: dict[str, int] = {}
 
-    def tell_steps(part: Part) -> None:
+    def report_steps(part: Part) -> None:
         if not part.target:
             return
         file = work.directory / part.place / "metrics.csv"
@@ -89,7 +89,7 @@ def execute(work: Work, pool) -> None:
     def look() -> None:
         work.look(pool.working)
         for part in pool.working:
-            tell_steps(part)
+            report_steps(part)
 
     if isinstance(pool, ThisProcess):
         pool.context.on_step = look
@@ -99,7 +99,7 @@ def execute(work: Work, pool) -> None:
             wanted = [p for p in work.decide() if p.place not in busy]
             for part in wanted[: pool.free]:
                 if work.begin(part):
-                    # A step that is done once more is not told twice.
+                    # A step that is done once more is reported once.
                     at = _step_at(work.directory / part.place)
                     steps.setdefault(part.place, at)
                     pool.submit(part)
@@ -108,7 +108,7 @@ def execute(work: Work, pool) -> None:
             look()
             for answer in pool.wait(LOOK_SECONDS):
                 work.take(answer)
-                tell_steps(answer.item)
+                report_steps(answer.item)
 
 
 def _step_at(directory: Path) -> int:
@@ -244,7 +244,7 @@ class GridWork:
         return [run for run in self.runs if run.is_open]
 
     def take_up(self) -> None:
-        """What failed is tried again; of what is over the last step is told.
+        """What failed is tried again; of what is over the last step is shown.
 
         What was stopped stays so.
         """
@@ -255,9 +255,9 @@ class GridWork:
         for run in self.runs:
             rows = read_metrics(run.directory / "metrics.csv")
             if self.progress and rows and not run.is_open:
-                self._tell(run, rows[-1])
+                self._show(run, rows[-1])
 
-    def _tell(self, run: RunState, row: dict) -> None:
+    def _show(self, run: RunState, row: dict) -> None:
         if self.progress:
             self.progress(run.settings, row["step"], run.steps, row)
 
@@ -290,7 +290,7 @@ class GridWork:
 
     def step(self, part: Part, row: dict) -> None:
         """Show a step."""
-        self._tell(self._run(part), row)
+        self._show(self._run(part), row)
 
     def take(self, answer: Answer) -> None:
         """Fetch what came of a run, and note what its worker could not."""
@@ -385,7 +385,7 @@ def fitting_workers(settings: Sequence[RunSettings]) -> int:
         return 1
     needs = []
     for one in settings:
-        with contextlib.suppress(LabError):  # an unknown model: it will tell
+        with contextlib.suppress(LabError):  # an unknown model: that run fails
             needs.append(memory.resolve(one, PROMPT_TOKENS).memory)
     room = (1 - SPARE_SHARE) * device.memory
     by_memory = int(room / max(needs)) if needs else 1
