@@ -586,6 +586,28 @@ print(".venv/bin/tensorboard --host localhost --logdir", grid_dir / "runs")
 # step, with every reward, lies beside it in `completions/` as parquet files.
 
 # %% [markdown]
+# ## More settings than a grid can hold
+#
+# A grid of three settings with five values each has 125 runs. Where only a few
+# of the settings matter, as many runs drawn at random find better values,
+# since each of them tries a new value of every setting (Bergstra and Bengio,
+# [2012](https://jmlr.org/papers/v13/bergstra12a.html)). `grid.sample` draws
+# them; the same seed gives the same runs, and `grid.run` trains them like any
+# others.
+
+# %%
+drawn = grid.sample(
+    first,
+    n=6,
+    seed=SEED,
+    learning_rate=grid.log_uniform(1e-5, 1e-3),
+    lora_r=[8, 16, 32],
+)
+columns = ["learning_rate", "lora_r"]
+rows = [[getattr(one, name) for name in columns] for one in drawn]
+figures.table(pd.DataFrame(rows, columns=columns), {"learning_rate": "{:.1e}"})
+
+# %% [markdown]
 # ## Exercises
 #
 # A solution stands right below each task: cover it and try first.

@@ -411,9 +411,9 @@ print(f"{steps_made} steps instead of {4 * 24}")
 # On many workers it would be a waste: the fast ones wait for the slowest. The
 # **asynchronous** form, ASHA ([Li et al.,
 # 2018](https://arxiv.org/abs/1810.05934)), decides about each run when it
-# arrives, by what has arrived before it (`asynchronous=True`): with a factor of 2 it goes on if it
-# is at least as good as their median. The first one to arrive always goes on.
-# So the *order* counts:
+# arrives, by what has arrived before it (`asynchronous=True`): with a factor
+# of 2 it goes on if it is at least as good as their median. The first one to
+# arrive always goes on. So the *order* counts:
 
 # %%
 import statistics
