@@ -21,11 +21,11 @@ from ray_grid import assert_same
 from safetensors.torch import load_file, save_file
 
 import rewards
-from grpo_lab import evaluation, grid, memory, models, training
+from grpo_lab import environment, evaluation, grid, memory, models, training
 from grpo_lab.data import load_splits
 from grpo_lab.errors import LabError
 from grpo_lab.evaluation import Evaluation
-from grpo_lab.grid import plan
+from grpo_lab.grid import execute, plan
 from grpo_lab.grid.state import RunState
 from grpo_lab.profiles import RunSettings
 from rewards.options import with_options
@@ -898,3 +898,39 @@ def test_what_can_not_be_sampled():
     for bounds in ((0, 1), (2, 1)):
         with pytest.raises(LabError, match="type two bounds"):
             grid.log_uniform(*bounds)
+
+
+# --- How many processes -----------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cores", "gib", "is_gpu", "runs", "workers"),
+    [
+        (4, 1000.0, False, 3, 3),  # no more than there are runs
+        (2, 1000.0, False, 3, 2),  # nor cores
+        (4, 1000.0, True, 3, 1),  # a GPU trains one at a time
+        (4, 0.1, False, 3, 1),
+    ],
+)
+def test_as_many_processes_as_fit(
+    monkeypatch, tiny_qwen, cores, gib, is_gpu, runs, workers
+):
+    device = memory.Device("pretended", gib, is_gpu)
+    monkeypatch.setattr(memory, "device_memory", lambda: device)
+    monkeypatch.setattr(environment, "usable_cores", lambda: cores)
+    settings = [
+        quick_settings(tiny_qwen, seed=seed) for seed in range(runs - 1)
+    ]
+    unknown = quick_settings("nobody/no-such-model")
+    assert execute.fitting_workers([*settings, unknown]) == workers
+
+
+def test_the_memory_is_divided_among_processes(monkeypatch, tiny_qwen):
+    """Each has room for the largest run, and a tenth is left alone."""
+    one = quick_settings(tiny_qwen, levers=())
+    needed = memory.resolve(one, execute.PROMPT_TOKENS).memory
+    monkeypatch.setattr(environment, "usable_cores", lambda: 8)
+    for times, workers in ((2.9, 2), (3.1, 3)):
+        device = memory.Device("pretended", times * needed / 0.9, False)
+        monkeypatch.setattr(memory, "device_memory", lambda d=device: d)
+        assert execute.fitting_workers([one] * 8) == workers
