@@ -104,6 +104,16 @@ def tiny_splits():
     return load_splits("pocket", train_rows=10, eval_rows=6, seed=1)
 
 
+@pytest.fixture
+def task(tiny_splits):
+    """Those questions, with a reward that has a spread."""
+    from killed_grid import variety
+
+    from grpo_lab import grid
+
+    return grid.Task(tiny_splits, [variety])
+
+
 @pytest.fixture(scope="session")
 def questions():
     """Word problems for the pocket models: 24 to train on, 40 held out."""
