@@ -142,11 +142,22 @@ def check(
             grid, the disk is full, or there is no such engine.
     """
     places(engine, workers, cluster)
+    _planned(settings, task, Path(output_dir), halving)
+
+
+def _planned(
+    settings: Sequence[RunSettings],
+    task: Task,
+    output_dir: Path,
+    halving: Halving | None,
+) -> dict[Path, dict]:
+    """The directories of the runs, and the record of each."""
     if halving:
         steps = [one.steps(len(task.splits.train)) for one in settings]
         halving.refuse_useless(steps or [0])
-    plan(settings, task, Path(output_dir))
-    refuse_other_halving(Path(output_dir), halving)
+    records = plan(settings, task, output_dir)
+    refuse_other_halving(output_dir, halving)
+    return records
 
 
 def run(
@@ -190,11 +201,7 @@ def run(
     """
     output_dir = Path(output_dir)
     chosen = places(engine, workers, cluster)
-    check(
-        settings, task, output_dir,
-        halving=halving, engine=engine, workers=workers, **cluster,
-    )  # fmt: skip
-    records = plan(settings, task, output_dir)
+    records = _planned(settings, task, output_dir, halving)
     with claim(output_dir, next(iter(records.values()))["grid"]):
         note_halving(output_dir, halving)
         for directory, record in records.items():
