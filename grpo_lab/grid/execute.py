@@ -384,9 +384,9 @@ def _pool(context: GridTraining, work: GridWork, chosen: int | Cluster | None):
 def fitting_workers(settings: Sequence[RunSettings]) -> int:
     """Processes that can train such runs at once on this machine.
 
-    One on a GPU and on Windows; on a CPU one for each core, if there is memory for so many.
-    The number does not depend on which of the runs are over, so that a grid
-    goes on as it began.
+    One on a GPU and on Windows; on a CPU one for each core, if there is
+    memory for so many. The number does not depend on which of the runs are
+    over, so that a grid goes on as it began.
     """
     device = memory.device_memory()
     if device.is_gpu or os.name == "nt":  # which can't pass on connections
