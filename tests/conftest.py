@@ -104,7 +104,7 @@ def tiny_splits():
     return load_splits("pocket", train_rows=10, eval_rows=6, seed=1)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def task(tiny_splits):
     """Those questions, with a reward that has a spread."""
     from killed_grid import variety
