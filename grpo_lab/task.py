@@ -36,7 +36,7 @@ class Task:
 
     @property
     def system_prompt(self) -> str:
-        """What every policy is told before its question; "" if nothing."""
+        """The system message of every prompt; "" if there is none."""
         first = self.splits.train[0]["prompt"][0]
         return first["content"] if first["role"] == "system" else ""
 

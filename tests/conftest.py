@@ -105,6 +105,16 @@ def tiny_splits():
 
 
 @pytest.fixture(scope="session")
+def task(tiny_splits):
+    """Those questions, with a reward that has a spread."""
+    from killed_grid import variety
+
+    from grpo_lab import grid
+
+    return grid.Task(tiny_splits, [variety])
+
+
+@pytest.fixture(scope="session")
 def questions():
     """Word problems for the pocket models: 24 to train on, 40 held out."""
     from grpo_lab.data import load_splits

@@ -21,11 +21,11 @@ from ray_grid import assert_same
 from safetensors.torch import load_file, save_file
 
 import rewards
-from grpo_lab import evaluation, grid, memory, models, training
+from grpo_lab import environment, evaluation, grid, memory, models, training
 from grpo_lab.data import load_splits
 from grpo_lab.errors import LabError
 from grpo_lab.evaluation import Evaluation
-from grpo_lab.grid import plan
+from grpo_lab.grid import execute, plan
 from grpo_lab.grid.state import RunState
 from grpo_lab.profiles import RunSettings
 from rewards.options import with_options
@@ -238,10 +238,10 @@ def test_the_set_of_rewards_counts():
     assert grid.reward_fingerprint(parts) != grid.reward_fingerprint(parts[:4])
 
 
-def test_the_same_run_twice_is_refused(both, tiny_splits, tmp_path):
+def test_the_same_run_twice_is_refused(both, task, tmp_path):
     settings = killed_grid.plan([both[0], both[1], both[0]])
     with pytest.raises(LabError, match="have the same settings"):
-        grid.run(settings, grid.Task(tiny_splits, [variety]), tmp_path / "new")
+        grid.run(settings, task, tmp_path / "new")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -453,41 +453,33 @@ def test_another_grids_directory_is_left_alone(
     assert files_of(whole.output_dir) == before
 
 
-def test_strange_files_are_left_alone(quick, tiny_splits, tmp_path):
+def test_strange_files_are_left_alone(quick, task, tmp_path):
     (tmp_path / "thesis.txt").write_text("years of work")
     before = files_of(tmp_path)
     with pytest.raises(LabError, match="files that are not of a grid"):
-        grid.run([quick], grid.Task(tiny_splits, [variety]), tmp_path)
+        grid.run([quick], task, tmp_path)
     with pytest.raises(LabError, match="is a file, but"):
-        grid.run(
-            [quick], grid.Task(tiny_splits, [variety]), tmp_path / "thesis.txt"
-        )
+        grid.run([quick], task, tmp_path / "thesis.txt")
     assert files_of(tmp_path) == before
 
 
 def test_two_processes_do_not_share_a_directory(
-    quick, tiny_splits, tmp_path, no_training
+    quick, task, tmp_path, no_training
 ):
     (tmp_path / "grid").mkdir()
     with held_elsewhere(tmp_path / "grid" / "grid.lock"):
         with pytest.raises(LabError, match="Another process is training"):
-            grid.run(
-                [quick], grid.Task(tiny_splits, [variety]), tmp_path / "grid"
-            )
+            grid.run([quick], task, tmp_path / "grid")
         assert not (tmp_path / "grid" / "runs").exists()
 
 
 def test_a_nearly_full_disk_is_refused(
-    quick, tiny_splits, tmp_path, monkeypatch, no_training
+    quick, task, tmp_path, monkeypatch, no_training
 ):
     usage = shutil.disk_usage(tmp_path)._replace(free=2**28)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     with pytest.raises(LabError, match="There are 0.25 GiB left") as told:
-        grid.run(
-            [quick],
-            grid.Task(tiny_splits, [variety]),
-            tmp_path / "new" / "grid",
-        )
+        grid.run([quick], task, tmp_path / "new" / "grid")
     assert "Free some space" in str(told.value)
     assert list(tmp_path.iterdir()) == []
 
@@ -496,14 +488,14 @@ def test_a_nearly_full_disk_is_refused(
 
 
 def test_a_failed_run_does_not_stop_the_others(
-    tiny_qwen, tiny_splits, tmp_path, monkeypatch
+    tiny_qwen, task, tmp_path, monkeypatch
 ):
     settings = [
         quick_settings("nobody/no-such-model", max_steps=1),
         quick_settings("no model at all", max_steps=1),
         quick_settings(tiny_qwen, max_steps=1),
     ]
-    found = grid.run(settings, grid.Task(tiny_splits, [variety]), tmp_path)
+    found = grid.run(settings, task, tmp_path)
     assert [run.status for run in found.runs] == ["failed", "failed", "done"]
     assert "nobody/no-such-model" in found.runs[0].reason
     assert "There is no model" in found.runs[1].reason
@@ -519,7 +511,7 @@ def test_a_failed_run_does_not_stop_the_others(
     assert "no-such-model lr=0.001: nobody/no-such-model" in str(told.value)
     # Again: the failed ones are tried once more, the finished one is not.
     loaded = count_loads(monkeypatch)
-    grid.run(settings, grid.Task(tiny_splits, [variety]), tmp_path)
+    grid.run(settings, task, tmp_path)
     names = ("nobody/no-such-model", "no model at all")
     assert loaded == [(name, True) for name in names]
 
@@ -545,9 +537,7 @@ def test_a_reward_that_fails_is_told(
     assert found.warnings() == []
 
 
-def test_a_failed_run_that_is_put_right(
-    quick, tiny_splits, tmp_path, monkeypatch
-):
+def test_a_failed_run_that_is_put_right(quick, task, tmp_path, monkeypatch):
     """It goes on from its last checkpoint, and no trace of the fault stays."""
 
     def fail(path):
@@ -561,10 +551,10 @@ def test_a_failed_run_that_is_put_right(
             fail(path) if "runs" in str(path) else save(self, path)
         ),
     )
-    first = grid.run([quick], grid.Task(tiny_splits, [variety]), tmp_path)
+    first = grid.run([quick], task, tmp_path)
     assert first.runs[0].reason.startswith("MemoryError: for once")
     monkeypatch.setattr(Evaluation, "save", save)
-    again = grid.run([quick], grid.Task(tiny_splits, [variety]), tmp_path)
+    again = grid.run([quick], task, tmp_path)
     assert again.runs[0].status == "done"
     assert again.runs[0].metrics["step"].tolist() == [1, 2, 3]
     assert not (again.runs[0].directory / "error.txt").exists()
@@ -586,28 +576,22 @@ def test_what_the_libraries_say_of_a_full_disk(small_disk):
 
 
 def test_a_disk_that_fills_up_during_a_run(
-    small_disk, quick, tiny_splits, monkeypatch, tmp_path
+    small_disk, quick, task, monkeypatch, tmp_path
 ):
     """It is told in one paragraph, and the run goes on when there is room."""
     place = small_disk.place
     monkeypatch.setattr(plan, "SPARE_GIB", 0)
     try:
-        found = grid.run(
-            [quick], grid.Task(tiny_splits, [variety]), place / "grid"
-        )
+        found = grid.run([quick], task, place / "grid")
         told = found.runs[0].reason
     except LabError as error:  # not even the reason could be written
         told = str(error)
     assert "disk is full" in told or "No space left" in told
     assert "Free some space" in told
     small_disk.resize("100m")
-    again = grid.run(
-        [quick], grid.Task(tiny_splits, [variety]), place / "grid"
-    )
+    again = grid.run([quick], task, place / "grid")
     again.raise_failures()
-    apart = grid.run(
-        [quick], grid.Task(tiny_splits, [variety]), tmp_path / "apart"
-    )
+    apart = grid.run([quick], task, tmp_path / "apart")
     assert_same(again.runs[0], apart.runs[0])
 
 
@@ -751,69 +735,67 @@ def test_truncation_in_a_real_run_is_told(whole):
 # --- One run outside of a grid ----------------------------------------------
 
 
-def test_one_run_takes_its_directory(quick, tiny_splits, tmp_path):
+def test_one_run_takes_its_directory(quick, task, tmp_path):
     """The record of a grid's run, and whoever opens it again goes on."""
     folder = tmp_path / "new" / "run"
-    run = grid.open_run(quick, grid.Task(tiny_splits, [variety]), folder)
+    run = grid.open_run(quick, task, folder)
     assert (run.settings, run.directory) == (quick, folder)
     record = json.loads((folder / "settings.json").read_text())
-    [planned] = plan.plan(
-        [quick], grid.Task(tiny_splits, [variety]), tmp_path / "grid"
-    ).values()
+    [planned] = plan.plan([quick], task, tmp_path / "grid").values()
     assert record == planned
-    grid.open_run(quick, grid.Task(tiny_splits, [variety]), folder)
+    grid.open_run(quick, task, folder)
     starts = json.loads((folder / "environment.json").read_text())
     assert len(starts) == 2
 
 
-def test_another_runs_directory_is_left_alone(quick, tiny_splits, tmp_path):
+def test_another_runs_directory_is_left_alone(
+    quick, tiny_splits, task, tmp_path
+):
     folder = tmp_path / "run"
     typo = dataclasses.replace(quick, learning_rate=3e-3)
-    grid.open_run(typo, grid.Task(tiny_splits, [variety]), folder)
+    grid.open_run(typo, task, folder)
     # Nothing has come of that one, so its directory is free.
-    grid.open_run(quick, grid.Task(tiny_splits, [variety]), folder)
+    grid.open_run(quick, task, folder)
     (folder / "metrics.csv").write_text("step\n")
     before = files_of(folder)
     other = dataclasses.replace(quick, learning_rate=2e-3, seed=7)
     with pytest.raises(LabError, match="differs in learning_rate, seed"):
-        grid.open_run(other, grid.Task(tiny_splits, [variety]), folder)
+        grid.open_run(other, task, folder)
     with pytest.raises(LabError, match="differs in reward_fing.*, rewards"):
         grid.open_run(quick, grid.Task(tiny_splits, [constant]), folder)
     assert files_of(folder) == before
 
 
 def test_a_first_start_that_was_killed_can_be_done_again(
-    quick, tiny_splits, tmp_path
+    quick, task, tmp_path
 ):
     (tmp_path / "settings.json.part").write_text("{")
-    grid.open_run(quick, grid.Task(tiny_splits, [variety]), tmp_path)
+    grid.open_run(quick, task, tmp_path)
 
 
 @pytest.mark.parametrize("text", ['{"mine": 1}', "[1]"])
 def test_settings_of_something_else_are_left_alone(
-    quick, tiny_splits, tmp_path, text
+    quick, task, tmp_path, text
 ):
     (tmp_path / "settings.json").write_text(text)
     with pytest.raises(LabError, match="files that are not of a run"):
-        grid.open_run(quick, grid.Task(tiny_splits, [variety]), tmp_path)
+        grid.open_run(quick, task, tmp_path)
     assert (tmp_path / "settings.json").read_text() == text
 
 
-def test_a_run_takes_no_strange_directory(quick, tiny_splits, tmp_path):
+def test_a_run_takes_no_strange_directory(quick, task, tmp_path):
     (tmp_path / "thesis.txt").write_text("years of work")
     before = files_of(tmp_path)
     with pytest.raises(LabError, match="files that are not of a run"):
-        grid.open_run(quick, grid.Task(tiny_splits, [variety]), tmp_path)
+        grid.open_run(quick, task, tmp_path)
     with pytest.raises(LabError, match="is a file, but"):
-        grid.open_run(
-            quick, grid.Task(tiny_splits, [variety]), tmp_path / "thesis.txt"
-        )
+        grid.open_run(quick, task, tmp_path / "thesis.txt")
     assert files_of(tmp_path) == before
 
 
-def test_a_run_is_held_until_its_process_ends(quick, tiny_splits, tmp_path):
+def test_a_run_is_held_until_its_process_ends(quick, task, tmp_path):
     folder = tmp_path / "run"
-    grid.open_run(quick, grid.Task(tiny_splits, [variety]), folder)
+    grid.open_run(quick, task, folder)
     program = (
         "import filelock\n"
         f"filelock.FileLock({str(folder / 'run.lock')!r}).acquire(timeout=0)"
@@ -837,11 +819,11 @@ def test_a_run_is_held_until_its_process_ends(quick, tiny_splits, tmp_path):
     try:
         assert held.stdout.readline() == "held\n"
         with pytest.raises(LabError, match="Another process is training"):
-            grid.open_run(quick, grid.Task(tiny_splits, [variety]), elsewhere)
+            grid.open_run(quick, task, elsewhere)
         assert [path.name for path in elsewhere.iterdir()] == ["run.lock"]
     finally:
         held.communicate("\n")
-    grid.open_run(quick, grid.Task(tiny_splits, [variety]), elsewhere)
+    grid.open_run(quick, task, elsewhere)
 
 
 # --- What a grid learns from ------------------------------------------------
@@ -898,3 +880,39 @@ def test_what_can_not_be_sampled():
     for bounds in ((0, 1), (2, 1)):
         with pytest.raises(LabError, match="type two bounds"):
             grid.log_uniform(*bounds)
+
+
+# --- How many processes -----------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cores", "gib", "is_gpu", "runs", "workers"),
+    [
+        (4, 1000.0, False, 3, 3),  # no more than there are runs
+        (2, 1000.0, False, 3, 2),  # nor cores
+        (4, 1000.0, True, 3, 1),  # a GPU trains one at a time
+        (4, 0.1, False, 3, 1),
+    ],
+)
+def test_as_many_processes_as_fit(
+    monkeypatch, tiny_qwen, cores, gib, is_gpu, runs, workers
+):
+    device = memory.Device("pretended", gib, is_gpu)
+    monkeypatch.setattr(memory, "device_memory", lambda: device)
+    monkeypatch.setattr(environment, "usable_cores", lambda: cores)
+    settings = [
+        quick_settings(tiny_qwen, seed=seed) for seed in range(runs - 1)
+    ]
+    unknown = quick_settings("nobody/no-such-model")
+    assert execute.fitting_workers([*settings, unknown]) == workers
+
+
+def test_the_memory_is_divided_among_processes(monkeypatch, tiny_qwen):
+    """Each has room for the largest run, and a tenth is left alone."""
+    one = quick_settings(tiny_qwen, levers=())
+    needed = memory.resolve(one, execute.PROMPT_TOKENS).memory
+    monkeypatch.setattr(environment, "usable_cores", lambda: 8)
+    for times, workers in ((2.9, 2), (3.1, 3)):
+        device = memory.Device("pretended", times * needed / 0.9, False)
+        monkeypatch.setattr(memory, "device_memory", lambda d=device: d)
+        assert execute.fitting_workers([one] * 8) == workers

@@ -31,6 +31,11 @@ REWARDS = [variety, shorter]
 
 
 @pytest.fixture(scope="module")
+def task(tiny_splits):
+    return grid.Task(tiny_splits, REWARDS)
+
+
+@pytest.fixture(scope="module")
 def settings(tiny_qwen):
     return [
         quick_settings(
@@ -41,10 +46,10 @@ def settings(tiny_qwen):
 
 
 @pytest.fixture(scope="module")
-def left_alone(settings, tiny_splits, tmp_path_factory):
+def left_alone(settings, task, tmp_path_factory):
     """Two runs that nobody steered."""
     place = tmp_path_factory.mktemp("alone")
-    return grid.run(settings, grid.Task(tiny_splits, REWARDS), place)
+    return grid.run(settings, task, place)
 
 
 @pytest.fixture
@@ -80,14 +85,14 @@ def assert_same(run: grid.Run, expected: grid.Run, steps: int = 4) -> None:
 
 
 def test_stop_and_resume_while_it_trains(
-    settings, tiny_splits, left_alone, tmp_path, capsys
+    settings, task, left_alone, tmp_path, capsys
 ):
     """The step that is being made is saved; later it goes on as if nothing
     had been, and the other run is not touched."""
     at = ["--grid", str(tmp_path)]
     found = grid.run(
         settings,
-        grid.Task(tiny_splits, REWARDS),
+        task,
         tmp_path,
         progress=once_at(2, lambda: main(["runs", "stop", "1", *at])),
     )
@@ -103,29 +108,22 @@ def test_stop_and_resume_while_it_trains(
     assert board["after"].isna().tolist() == [False, True]
     json.dumps(found.summary()["runs"])
     # Again: what was stopped stays so, until somebody resumes it.
-    again = grid.run(settings, grid.Task(tiny_splits, REWARDS), tmp_path)
+    again = grid.run(settings, task, tmp_path)
     assert again.runs[0].status == "stopped"
     assert main(["runs", "resume", "lr=0.001", *at]) == 0
     assert control.table(tmp_path)["state"].tolist() == ["waiting", "done"]
-    last = grid.run(settings, grid.Task(tiny_splits, REWARDS), tmp_path)
+    last = grid.run(settings, task, tmp_path)
     for run, expected in zip(last.runs, left_alone.runs, strict=True):
         assert run.status == "done"
         assert_same(run, expected)
 
 
-def test_a_stop_before_its_turn_and_its_withdrawal(
-    settings, tiny_splits, tmp_path
-):
+def test_a_stop_before_its_turn_and_its_withdrawal(settings, task, tmp_path):
     def act():
         waiting = control.find(tmp_path, "lr=0.002")
         control.stop(waiting)
 
-    found = grid.run(
-        settings,
-        grid.Task(tiny_splits, REWARDS),
-        tmp_path,
-        progress=once_at(1, act),
-    )
+    found = grid.run(settings, task, tmp_path, progress=once_at(1, act))
     assert [run.steps for run in found.runs] == [4, 0]
     assert found.runs[1].reason == "stopped by hand after step 0 of 4"
     control.resume(control.find(tmp_path, "2"))
@@ -136,18 +134,11 @@ def test_a_stop_before_its_turn_and_its_withdrawal(
     assert not RunState(run.directory).stop_requested
 
 
-def test_what_halving_stopped_can_go_on(
-    settings, tiny_splits, left_alone, tmp_path
-):
+def test_what_halving_stopped_can_go_on(settings, task, left_alone, tmp_path):
     """And is not stopped at the next rung."""
 
     def run():
-        return grid.run(
-            settings,
-            grid.Task(tiny_splits, REWARDS),
-            tmp_path,
-            halving=Halving(1),
-        )
+        return grid.run(settings, task, tmp_path, halving=Halving(1))
 
     [stopped] = run().stopped
     assert "stopped by halving after step 1 of 4" in stopped.reason
@@ -174,15 +165,13 @@ def the_clone(found: grid.Grid) -> grid.Run:
     return clone
 
 
-def test_a_warm_clone_while_it_trains(
-    settings, tiny_splits, left_alone, tmp_path
-):
+def test_a_warm_clone_while_it_trains(settings, task, left_alone, tmp_path):
     """It starts where its parent stood, with the rate truly in force, and
     trains in the same call; its parent goes on as before."""
     at = ["--grid", str(tmp_path), "--warm", "--set", "learning_rate=5e-4"]
     found = grid.run(
         settings,
-        grid.Task(tiny_splits, REWARDS),
+        task,
         tmp_path,
         # The checkpoint of step 3 is written after its row.
         progress=once_at(3, lambda: main(["runs", "clone", "1", *at])),
@@ -213,16 +202,14 @@ def test_a_warm_clone_while_it_trains(
 
 
 def test_a_warm_clone_with_another_course_and_more_steps(
-    tiny_qwen, tiny_splits, tmp_path
+    tiny_qwen, task, tmp_path
 ):
     """Rate, course and length of the clone's own settings, at every step."""
     one = quick_settings(tiny_qwen, max_steps=2, warmup_share=0)
-    grid.run([one], grid.Task(tiny_splits, REWARDS), tmp_path)
+    grid.run([one], task, tmp_path)
     changes = {"learning_rate": 4e-4, "max_steps": 6, "beta": 0.1}
     control.clone(control.find(tmp_path, "1"), changes, warm=True)
-    clone = the_clone(
-        grid.run([one], grid.Task(tiny_splits, REWARDS), tmp_path)
-    )
+    clone = the_clone(grid.run([one], task, tmp_path))
     assert clone.metrics["step"].tolist() == [3, 4, 5, 6]
     # Linear over six steps, of which two are over.
     assert clone.metrics["learning_rate"].tolist() == pytest.approx(
@@ -231,11 +218,11 @@ def test_a_warm_clone_with_another_course_and_more_steps(
     assert clone.metrics["kl"].notna().all()  # beta above 0 needs it
 
 
-def test_a_fresh_clone(settings, tiny_splits, place):
+def test_a_fresh_clone(settings, task, place):
     """From the base model, as a run of the plan with these settings."""
     run = control.find(place, "1")
     folder = control.clone(run, {"num_generations": 4, "seed": 7})
-    found = grid.run(settings, grid.Task(tiny_splits, REWARDS), place)
+    found = grid.run(settings, task, place)
     clone = the_clone(found)
     assert clone.directory == folder
     assert (clone.clone["step"], clone.clone["parent"]) == (
@@ -251,13 +238,11 @@ def test_a_fresh_clone(settings, tiny_splits, place):
         num_generations=4,
         seed=7,
     )
-    apart = grid.run(
-        [alike], grid.Task(tiny_splits, REWARDS), place.parent / "apart"
-    )
+    apart = grid.run([alike], task, place.parent / "apart")
     assert_same(clone, apart.runs[0])
 
 
-def test_a_clone_with_other_rewards(settings, tiny_splits, place, tmp_path):
+def test_a_clone_with_other_rewards(settings, task, place, tmp_path):
     """One of the grid's, and one of a reward file, which is copied."""
     file = tmp_path / "digits.py"
     file.write_text(
@@ -267,28 +252,24 @@ def test_a_clone_with_other_rewards(settings, tiny_splits, place, tmp_path):
     at = ["--grid", str(place), "--rewards", f"shorter,{file}"]
     assert main(["runs", "clone", "1", *at]) == 0
     file.unlink()
-    clone = the_clone(
-        grid.run(settings, grid.Task(tiny_splits, REWARDS), place)
-    )
+    clone = the_clone(grid.run(settings, task, place))
     assert clone.status == "done", clone.reason
     assert {"shorter", "digits"} <= set(clone.metrics)
     assert "variety" not in clone.metrics
     assert "['shorter', 'digits']" in clone.name
     only = control.clone(clone, {}, rewards=["variety"])
-    found = grid.run(settings, grid.Task(tiny_splits, REWARDS), place)
+    found = grid.run(settings, task, place)
     [last] = [run for run in found.runs if run.directory == only]
     assert {"variety"} == {"variety", "shorter", "digits"} & set(last.metrics)
 
 
-def test_a_clone_whose_reward_is_gone_fails_alone(
-    settings, tiny_splits, place
-):
+def test_a_clone_whose_reward_is_gone_fails_alone(settings, task, place):
     """The grid's function was renamed meanwhile: the clone says so."""
     folder = control.clone(control.find(place, "1"), {}, rewards=["shorter"])
     record = json.loads((folder / "settings.json").read_text())
     record["clone"]["rewards"] = ["renamed"]
     (folder / "settings.json").write_text(json.dumps(record))
-    found = grid.run(settings, grid.Task(tiny_splits, REWARDS), place)
+    found = grid.run(settings, task, place)
     assert the_clone(found).status == "failed"
     assert "wants the reward 'renamed'" in the_clone(found).reason
     assert len(found.done) == 2

@@ -23,8 +23,8 @@ import filelock
 import nbformat
 import psutil
 import pytest
-from killed_grid import held_elsewhere, variety
-from ray_grid import assert_same, options, plan, questions, starts
+from killed_grid import held_elsewhere
+from ray_grid import assert_same, options, plan, small_task, starts
 
 from grpo_lab import grid, training
 from grpo_lab.errors import LabError
@@ -111,7 +111,7 @@ def test_a_worker_that_is_killed(where, here, both, tmp_path):
         killed.extend([folder, rows_of(folder)])
 
     found = grid.run(
-        plan(both), grid.Task(questions(), [slowed(0.5)]), tmp_path,
+        plan(both), small_task(slowed(0.5)), tmp_path,
         progress=once_at(2, kill), **options(where),
     )  # fmt: skip
     assert_all_same(found, here)
@@ -130,10 +130,7 @@ def test_a_worker_that_is_lost_again_and_again(where, both, tmp_path):
         os.kill(os.getpid(), signal.SIGKILL)
 
     found = grid.run(
-        plan(both[:1]),
-        grid.Task(questions(), [variety]),
-        tmp_path,
-        **options(where),
+        plan(both[:1]), small_task(variety), tmp_path, **options(where)
     )
     [run] = found.runs
     assert run.status == "failed"
@@ -158,7 +155,7 @@ def test_a_machine_that_is_lost(here, both, tmp_path):
 
     with PretendedCluster() as two:
         found = grid.run(
-            plan(both), grid.Task(questions(), [slowed(1.0)]), tmp_path,
+            plan(both), small_task(slowed(1.0)), tmp_path,
             progress=once_at(1, lose), engine="ray", address=two.address,
         )  # fmt: skip
     assert_all_same(found, here)
@@ -175,7 +172,7 @@ def starts_at(folder: Path) -> list[dict]:
 UNGUARDED = """
 import sys
 
-from ray_grid import plan, questions
+from ray_grid import plan, small_task
 
 from grpo_lab import grid
 
@@ -185,8 +182,7 @@ def variety(completions, **kwargs):
 
 
 place, *models = sys.argv[1:]
-task = grid.Task(questions(), [variety])
-grid.run(plan(models), task, place, workers=2)
+grid.run(plan(models), small_task(variety), place, workers=2)
 """
 
 
@@ -218,9 +214,7 @@ def ended(process: subprocess.Popen) -> int:
 def test_a_driver_that_is_killed(where, here, both, tmp_path):
     """The next one goes on with what is not finished; and a checkpoint that
     was cut short meanwhile is not the one that it goes on from."""
-    [finished] = grid.run(
-        plan(both[:1]), grid.Task(questions(), [variety]), tmp_path
-    ).runs
+    [finished] = grid.run(plan(both[:1]), small_task(), tmp_path).runs
     driver = subprocess.Popen(
         [sys.executable, TESTS / "ray_grid.py", tmp_path, where, *both],
         env=TESTED,
@@ -241,12 +235,7 @@ def test_a_driver_that_is_killed(where, here, both, tmp_path):
             opened.truncate(file.stat().st_size // 2)
         before = training.last_checkpoint(folder)
         assert training.step_of(before) == training.step_of(newest) - 1
-    found = grid.run(
-        plan(both),
-        grid.Task(questions(), [variety]),
-        tmp_path,
-        **options(where),
-    )
+    found = grid.run(plan(both), small_task(), tmp_path, **options(where))
     assert_all_same(found, here)
     assert len(starts(finished)) == 1  # in this process
     [_, again] = found.runs
@@ -345,7 +334,7 @@ def test_a_disk_that_fills_up_on_a_worker(
 
     try:
         found = grid.run(
-            plan(both[:1]), grid.Task(questions(), [variety]), disk / "grid",
+            plan(both[:1]), small_task(variety), disk / "grid",
             engine="ray", address=machines.address,
         )  # fmt: skip
         told = found.runs[0].reason
@@ -361,9 +350,7 @@ def test_a_disk_that_fills_up_on_a_worker(
     assert halves  # it was a checkpoint that did not fit
     assert "disk is full" in told or "No space left" in told
     assert "Free some space" in told
-    found = grid.run(
-        plan(both[:1]), grid.Task(questions(), [variety]), disk / "grid"
-    )
+    found = grid.run(plan(both[:1]), small_task(variety), disk / "grid")
     assert_same(found.runs[0], here.runs[0])
 
 
@@ -375,16 +362,14 @@ def test_two_drivers_on_one_directory(both, tmp_path):
         pytest.raises(LabError, match="Another process is training"),
     ):
         grid.run(
-            plan(both), grid.Task(questions(), [variety]), tmp_path / "grid",
+            plan(both), small_task(), tmp_path / "grid",
             engine="ray", address="127.0.0.1:1",
         )  # fmt: skip
 
 
 def test_two_workers_on_one_run(both, tmp_path):
     """One that was taken for lost may still live: the other waits."""
-    records = plan_of(
-        plan(both[:1]), grid.Task(questions(), [variety]), tmp_path
-    )
+    records = plan_of(plan(both[:1]), small_task(), tmp_path)
     [(directory, record)] = records.items()
     write_json(directory / "settings.json", record)
     other = "Another process still trains tiny-qwen"

@@ -55,14 +55,9 @@ def test_what_halves_nothing_is_refused(first, factor):
         Halving(first, factor)
 
 
-def test_a_rung_that_nobody_reaches_is_refused(quick, tiny_splits, tmp_path):
+def test_a_rung_that_nobody_reaches_is_refused(quick, task, tmp_path):
     with pytest.raises(LabError, match="no run has more than 3 steps"):
-        grid.run(
-            [quick],
-            grid.Task(tiny_splits, [variety]),
-            tmp_path / "g",
-            halving=Halving(3),
-        )
+        grid.run([quick], task, tmp_path / "g", halving=Halving(3))
     assert not (tmp_path / "g").exists()
 
 
@@ -117,10 +112,10 @@ def three(tiny_qwen, tiny_llama):
 
 
 @pytest.fixture(scope="module")
-def full(three, tiny_splits, tmp_path_factory):
+def full(three, task, tmp_path_factory):
     """The same runs, none ever paused."""
     place = tmp_path_factory.mktemp("full")
-    return grid.run(three, grid.Task(tiny_splits, [variety]), place)
+    return grid.run(three, task, place)
 
 
 @pytest.fixture
@@ -158,11 +153,9 @@ def assert_same_so_far(run: grid.Run, whole: grid.Run) -> None:
     )
 
 
-def test_halving_here(full, three, tiny_splits, tmp_path, judged):
+def test_halving_here(full, three, task, tmp_path, judged):
     """3 runs to step 2, the best 2 to step 4, the best to the end."""
-    found = grid.run(
-        three, grid.Task(tiny_splits, [variety]), tmp_path, halving=Halving(2)
-    )
+    found = grid.run(three, task, tmp_path, halving=Halving(2))
     assert [run.status for run in found.runs] == ["stopped", "stopped", "done"]
     assert [run.steps for run in found.runs] == [4, 2, 6]
     for run, whole in zip(found.runs, full.runs, strict=True):
@@ -204,21 +197,17 @@ def test_halving_here(full, three, tiny_splits, tmp_path, judged):
 
 @pytest.mark.slow
 def test_a_second_start_changes_nothing(
-    three, tiny_splits, tmp_path, judged, monkeypatch
+    three, task, tmp_path, judged, monkeypatch
 ):
     """What was stopped stays so, and nothing is trained or measured twice."""
-    first = grid.run(
-        three, grid.Task(tiny_splits, [variety]), tmp_path, halving=Halving(2)
-    )
+    first = grid.run(three, task, tmp_path, halving=Halving(2))
     monkeypatch.setattr(GridTraining, "run", None)
-    again = grid.run(
-        three, grid.Task(tiny_splits, [variety]), tmp_path, halving=Halving(2)
-    )
+    again = grid.run(three, task, tmp_path, halving=Halving(2))
     pd.testing.assert_frame_equal(first.leaderboard(), again.leaderboard())
 
 
 def test_a_kill_between_two_decisions(
-    three, tiny_splits, tmp_path, judged, monkeypatch
+    three, task, tmp_path, judged, monkeypatch
 ):
     """Half of a rung's decisions are written: the rest comes out the same,
     and what was to be stopped does not go on."""
@@ -231,16 +220,9 @@ def test_a_kill_between_two_decisions(
 
     monkeypatch.setattr(halving, "note_rung", killed)
     with pytest.raises(KeyboardInterrupt):
-        grid.run(
-            three,
-            grid.Task(tiny_splits, [variety]),
-            tmp_path,
-            halving=Halving(2),
-        )
+        grid.run(three, task, tmp_path, halving=Halving(2))
     monkeypatch.setattr(halving, "note_rung", note)
-    found = grid.run(
-        three, grid.Task(tiny_splits, [variety]), tmp_path, halving=Halving(2)
-    )
+    found = grid.run(three, task, tmp_path, halving=Halving(2))
     assert [run.steps for run in found.runs] == [4, 2, 6]
 
 
@@ -277,30 +259,18 @@ def test_evaluation_at_a_rung_leaves_the_policy_as_it_was(
         assert torch.equal(our_state[key]["exp_avg"], values["exp_avg"])
 
 
-def test_another_halving_is_refused(three, tiny_splits, tmp_path, judged):
+def test_another_halving_is_refused(three, task, tmp_path, judged):
     """Its rungs lie where these runs were not compared."""
-    grid.run(
-        three, grid.Task(tiny_splits, [variety]), tmp_path, halving=Halving(4)
-    )
+    grid.run(three, task, tmp_path, halving=Halving(4))
     for other in (None, Halving(2), Halving(4, 3)):
         with pytest.raises(LabError, match="was begun with halving=Halving"):
-            grid.run(
-                three,
-                grid.Task(tiny_splits, [variety]),
-                tmp_path,
-                halving=other,
-            )
+            grid.run(three, task, tmp_path, halving=other)
         with pytest.raises(LabError, match="was begun with halving=Halving"):
-            grid.check(
-                three,
-                grid.Task(tiny_splits, [variety]),
-                tmp_path,
-                halving=other,
-            )
+            grid.check(three, task, tmp_path, halving=other)
 
 
 def test_runs_that_fail_drop_out_of_the_comparison(
-    three, tiny_splits, tmp_path, judged, monkeypatch
+    three, task, tmp_path, judged, monkeypatch
 ):
     """The Llama would be the worst; with it gone one of two goes on."""
     build = training.build_trainer
@@ -311,9 +281,7 @@ def test_runs_that_fail_drop_out_of_the_comparison(
         return build(resolved, *args, **kwargs)
 
     monkeypatch.setattr(training, "build_trainer", broken)
-    found = grid.run(
-        three, grid.Task(tiny_splits, [variety]), tmp_path, halving=Halving(2)
-    )
+    found = grid.run(three, task, tmp_path, halving=Halving(2))
     assert [run.status for run in found.runs] == ["stopped", "failed", "done"]
     assert [run.steps for run in found.runs] == [2, 0, 6]
 
@@ -322,13 +290,13 @@ def test_runs_that_fail_drop_out_of_the_comparison(
 
 
 @pytest.fixture
-def planned(tiny_qwen, tiny_splits, tmp_path):
+def planned(tiny_qwen, task, tmp_path):
     """Four runs of eight steps that nobody has trained."""
     settings = [
         quick_settings(tiny_qwen, learning_rate=rate, max_steps=8)
         for rate in (1e-3, 2e-3, 3e-3, 4e-3)
     ]
-    records = plan(settings, grid.Task(tiny_splits, [variety]), tmp_path)
+    records = plan(settings, task, tmp_path)
     for directory, record in records.items():
         write_json(directory / "settings.json", record)
     return [RunState(directory) for directory in records]

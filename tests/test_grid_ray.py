@@ -9,8 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from conftest import quick_settings
-from killed_grid import variety
-from ray_grid import assert_same, plan, questions, starts
+from ray_grid import assert_same, plan, small_task, starts
 
 from grpo_lab import environment, grid
 from grpo_lab.errors import LabError
@@ -34,7 +33,7 @@ def test_the_same_results_as_in_one_process(
         told.append((run.short_model, step, steps))
 
     found = grid.run(
-        plan(both), grid.Task(questions(), [variety]), tmp_path,
+        plan(both), small_task(variety), tmp_path,
         progress=progress, engine="ray", address=machines.address,
     )  # fmt: skip
     for run, expected in zip(found.runs, here.runs, strict=True):
@@ -52,7 +51,7 @@ def test_the_same_results_as_in_one_process(
     assert capfd.readouterr().out == ""
     # Again: nothing is left to do, so no cluster is asked for.
     again = grid.run(
-        plan(both), grid.Task(questions(), [variety]), tmp_path,
+        plan(both), small_task(variety), tmp_path,
         engine="ray", address="127.0.0.1:1",
     )  # fmt: skip
     assert [run.status for run in again.runs] == ["done", "done"]
@@ -78,7 +77,7 @@ def test_halving_and_an_object_store(
     told = []
     found = grid.run(
         plan(both),
-        grid.Task(questions(), [variety]),
+        small_task(),
         place,
         halving=Halving(2),
         progress=lambda run, step, *rest: told.append((run.model, step)),
@@ -150,7 +149,7 @@ def test_control_while_the_workers_train(machines, here, both, tmp_path):
     bad = quick_settings("no model at all", max_steps=1)
     found = grid.run(
         [*plan(both), more, bad],
-        grid.Task(questions(), [variety]),
+        small_task(),
         place,
         progress=progress,
         engine="ray",
@@ -175,9 +174,7 @@ def test_control_while_the_workers_train(machines, here, both, tmp_path):
     assert (board["parent"] != "").sum() == 1
     # What was stopped there goes on here.
     control.resume(stopped)
-    last = grid.run(
-        [*plan(both), more], grid.Task(questions(), [variety]), place
-    )
+    last = grid.run([*plan(both), more], small_task(), place)
     assert last.runs[2].status == "done"
     assert last.runs[2].metrics["step"].tolist() == list(range(1, 31))
 
@@ -196,7 +193,7 @@ def test_a_cluster_that_is_too_small(machines, both, tmp_path, options, told):
     with pytest.raises(LabError, match=told):
         grid.run(
             plan(both[:1]),
-            grid.Task(questions(), [variety]),
+            small_task(),
             tmp_path,
             engine="ray",
             address=machines.address,
@@ -218,36 +215,27 @@ def test_a_cluster_that_is_too_small(machines, both, tmp_path, options, told):
         ({"engine": "ray", "retries": -1}, "-1 retries"),
     ],
 )
-def test_what_no_engine_takes(quick, tiny_splits, tmp_path, options, told):
+def test_what_no_engine_takes(quick, task, tmp_path, options, told):
     with pytest.raises(LabError, match=told):
-        grid.run(
-            [quick],
-            grid.Task(tiny_splits, [variety]),
-            tmp_path / "g",
-            **options,
-        )
+        grid.run([quick], task, tmp_path / "g", **options)
     assert not (tmp_path / "g").exists()
 
 
-def test_a_storage_that_is_none(quick, tiny_splits, tmp_path):
+def test_a_storage_that_is_none(quick, task, tmp_path):
     with pytest.raises(LabError, match="ftp"):
         grid.run(
             [quick],
-            grid.Task(tiny_splits, [variety]),
+            task,
             tmp_path / "g",
             engine="ray",
             storage="ftp://somewhere/else",
         )
 
 
-def test_an_address_where_nothing_is(quick, tiny_splits, tmp_path):
+def test_an_address_where_nothing_is(quick, task, tmp_path):
     with pytest.raises(LabError, match="no Ray cluster at '127.0.0.1:1'"):
         grid.run(
-            [quick],
-            grid.Task(tiny_splits, [variety]),
-            tmp_path / "g",
-            engine="ray",
-            address="127.0.0.1:1",
+            [quick], task, tmp_path / "g", engine="ray", address="127.0.0.1:1"
         )
 
 
@@ -268,15 +256,10 @@ def test_machines_that_do_not_fit():
         look(sees=False)
 
 
-def test_without_ray_it_is_told(quick, tiny_splits, tmp_path, monkeypatch):
+def test_without_ray_it_is_told(quick, task, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(LabError, match="pip install 'ray"):
-        grid.run(
-            [quick],
-            grid.Task(tiny_splits, [variety]),
-            tmp_path / "g",
-            engine="ray",
-        )
+        grid.run([quick], task, tmp_path / "g", engine="ray")
 
 
 def test_a_grid_in_one_process_needs_no_ray():

@@ -174,7 +174,7 @@ class Population:
             self.context, self.workers, members, rewards, mark, SHARE
         )
 
-    # --- What `execute` asks and tells
+    # --- What `execute` asks and reports
 
     def decide(self) -> list[Part]:
         """What may be done now; generations that are over are noted."""
@@ -238,7 +238,7 @@ class Population:
         part, error = answer.item, answer.error
         if isinstance(error, WorkerLost):
             log = self.context.fetch(part)
-            raise LabError(_told_of_losses(part, error, log)) from error
+            raise LabError(_lost_again(part, error, log)) from error
         if error is not None and not isinstance(error, Stopped):
             raise error
         if part.place == "test" and error is None:
@@ -297,7 +297,7 @@ class Population:
         )
 
     def _forget_the_dead(self, state: State) -> None:
-        """Delete the checkpoints of members that nobody goes on from.
+        """Delete the checkpoints of members from which no training goes on.
 
         Their metrics and answers stay.
         """
@@ -398,7 +398,7 @@ def _doings(working: Sequence[Part], reached: dict[str, int]) -> str:
     """What workers are at, in words.
 
     Args:
-        reached: the steps of members that were told, by their place.
+        reached: the steps that were reported, by a member's place.
 
     Example:
         >>> first, second = (Part(f"members/00{n}", 4, n) for n in (0, 1))
@@ -435,7 +435,7 @@ def _named(numbers: list[int]) -> str:
     return f"members {', '.join(map(str, others))} and {last}"
 
 
-def _told_of_losses(part: Part, error: WorkerLost, log: Path) -> str:
+def _lost_again(part: Part, error: WorkerLost, log: Path) -> str:
     words = last_line(log) or "none"
     whose = f" of member {part.run.number}" if part.target else ""
     return (

@@ -22,7 +22,7 @@ another run and never reuses an old result. Running a grid again skips what
 is done and goes on with what is not.
 
     plan          which runs, where, and may they run there
-    state         a run's directory, and the state that its files tell
+    state         a run's directory, and the state that its files show
     halving       which runs go on
     train_run     a run, or its part up to a rung, in this process
     pool          this process, or workers of this machine or on Ray (`on_ray`)

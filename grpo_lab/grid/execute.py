@@ -45,7 +45,7 @@ Progress = Callable[[RunSettings, int, int, dict], None]
 
 
 class Work(Protocol):
-    """What `execute` does, and how it is told what came of it."""
+    """What `execute` asks and reports to: a grid or a population."""
 
     directory: Path
     """That of all runs."""
@@ -78,7 +78,7 @@ def execute(work: Work, pool) -> None:
     """
     steps: dict[str, int] = {}
 
-    def tell_steps(part: Part) -> None:
+    def report_steps(part: Part) -> None:
         if not part.target:
             return
         file = work.directory / part.place / "metrics.csv"
@@ -90,7 +90,7 @@ def execute(work: Work, pool) -> None:
     def look() -> None:
         work.look(pool.working)
         for part in pool.working:
-            tell_steps(part)
+            report_steps(part)
 
     if isinstance(pool, ThisProcess):
         pool.context.on_step = look
@@ -100,7 +100,7 @@ def execute(work: Work, pool) -> None:
             wanted = [p for p in work.decide() if p.place not in busy]
             for part in wanted[: pool.free]:
                 if work.begin(part):
-                    # A step that is done once more is not told twice.
+                    # A step that is done once more is reported once.
                     at = _step_at(work.directory / part.place)
                     steps.setdefault(part.place, at)
                     pool.submit(part)
@@ -109,7 +109,7 @@ def execute(work: Work, pool) -> None:
             look()
             for answer in pool.wait(LOOK_SECONDS):
                 work.take(answer)
-                tell_steps(answer.item)
+                report_steps(answer.item)
 
 
 def _step_at(directory: Path) -> int:
@@ -143,11 +143,22 @@ def check(
             grid, the disk is full, or there is no such engine.
     """
     places(engine, workers, cluster)
+    _planned(settings, task, Path(output_dir), halving)
+
+
+def _planned(
+    settings: Sequence[RunSettings],
+    task: Task,
+    output_dir: Path,
+    halving: Halving | None,
+) -> dict[Path, dict]:
+    """The directories of the runs, and the record of each."""
     if halving:
         steps = [one.steps(len(task.splits.train)) for one in settings]
         halving.refuse_useless(steps or [0])
-    plan(settings, task, Path(output_dir))
-    refuse_other_halving(Path(output_dir), halving)
+    records = plan(settings, task, output_dir)
+    refuse_other_halving(output_dir, halving)
+    return records
 
 
 def run(
@@ -191,11 +202,7 @@ def run(
     """
     output_dir = Path(output_dir)
     chosen = places(engine, workers, cluster)
-    check(
-        settings, task, output_dir,
-        halving=halving, engine=engine, workers=workers, **cluster,
-    )  # fmt: skip
-    records = plan(settings, task, output_dir)
+    records = _planned(settings, task, output_dir, halving)
     with claim(output_dir, next(iter(records.values()))["grid"]):
         note_halving(output_dir, halving)
         for directory, record in records.items():
@@ -245,7 +252,7 @@ class GridWork:
         return [run for run in self.runs if run.is_open]
 
     def take_up(self) -> None:
-        """What failed is tried again; of what is over the last step is told.
+        """What failed is tried again; of what is over the last step is shown.
 
         What was stopped stays so.
         """
@@ -256,9 +263,9 @@ class GridWork:
         for run in self.runs:
             rows = read_metrics(run.directory / "metrics.csv")
             if self.progress and rows and not run.is_open:
-                self._tell(run, rows[-1])
+                self._show(run, rows[-1])
 
-    def _tell(self, run: RunState, row: dict) -> None:
+    def _show(self, run: RunState, row: dict) -> None:
         if self.progress:
             self.progress(run.settings, row["step"], run.steps, row)
 
@@ -291,7 +298,7 @@ class GridWork:
 
     def step(self, part: Part, row: dict) -> None:
         """Show a step."""
-        self._tell(self._run(part), row)
+        self._show(self._run(part), row)
 
     def take(self, answer: Answer) -> None:
         """Fetch what came of a run, and note what its worker could not."""
@@ -378,16 +385,16 @@ def _pool(context: GridTraining, work: GridWork, chosen: int | Cluster | None):
 def fitting_workers(settings: Sequence[RunSettings]) -> int:
     """Processes that can train such runs at once on this machine.
 
-    One on a GPU; on a CPU one for each core, if there is memory for so many.
-    The number does not depend on which of the runs are over, so that a grid
-    goes on as it began.
+    One on a GPU and on Windows; on a CPU one for each core, if there is
+    memory for so many. The number does not depend on which of the runs are
+    over, so that a grid goes on as it began.
     """
     device = memory.device_memory()
-    if device.is_gpu or os.name != "posix":
+    if device.is_gpu or os.name == "nt":  # which can't pass on connections
         return 1
     needs = []
     for one in settings:
-        with contextlib.suppress(LabError):  # an unknown model: it will tell
+        with contextlib.suppress(LabError):  # an unknown model: that run fails
             needs.append(memory.resolve(one, PROMPT_TOKENS).memory)
     room = (1 - SPARE_SHARE) * device.memory
     by_memory = int(room / max(needs)) if needs else 1

@@ -1,8 +1,8 @@
 """A pool whose workers are actors of a Ray cluster.
 
-Ray finds a place for each worker, sends it what it needs and tells when it or
-its machine is lost. What a worker does with a run is what one process does, in
-the same run directory, so that results are the same ones.
+Ray finds a place for each worker, sends it what it needs and reports when it
+or its machine is lost. What a worker does with a run is what one process does,
+in the same run directory, so that results are the same ones.
 """
 
 import contextlib

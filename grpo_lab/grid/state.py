@@ -1,4 +1,4 @@
-"""A run's directory, and the state that its files tell.
+"""A run's directory, and the state that its files show.
 
 A grid's directory is the one thing that the driver, its workers, a second
 terminal and the next start after a crash agree on, so each asks it anew.
@@ -37,7 +37,7 @@ PARENT = "parent"
 
 @dataclass(frozen=True)
 class RunState:
-    """A run, as its directory tells it.
+    """A run, as its directory shows it.
 
     Attributes:
         directory: the run's.

@@ -206,7 +206,7 @@ class GridTraining(Training):
         with hold(run.directory):
             when = time.strftime("%Y-%m-%d %H:%M:%S")
             if self.on_step is None:  # on a worker, to its log
-                with contextlib.suppress(OSError):  # a full disk is told below
+                with contextlib.suppress(OSError):  # a full disk fails below
                     words = f"to step {part.target} of {run.steps}"
                     print(f"{when}: {words}", flush=True)
             # Another worker may have got there before it was lost.

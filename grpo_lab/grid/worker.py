@@ -27,7 +27,7 @@ class Worker:
         context: as `pool.pickled` gives it.
         threads: CPU threads to compute with.
         directory: where a relative path to a model or to data leads.
-        gpus: whether it may see GPUs that nobody has given to it.
+        gpus: whether it sees all GPUs, or only those that Ray gave to it.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ def main(control: int, context: int, threads: int) -> None:
 def _listen(
     connection: Connection, items: queue.SimpleQueue, at_work: threading.Event
 ) -> None:
-    """Take the items; end this process at once when nobody waits for it.
+    """Take the items; end this process at once when its driver is gone.
 
     A process that the driver has forked may keep the other end of the
     connection open, so the parent is watched too.
