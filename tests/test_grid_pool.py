@@ -8,7 +8,6 @@ from killed_grid import variety
 
 from grpo_lab import environment, grid, memory
 from grpo_lab.errors import LabError
-from grpo_lab.grid import execute
 
 
 @pytest.fixture
@@ -21,24 +20,6 @@ def machine(monkeypatch):
         monkeypatch.setattr(environment, "usable_cores", lambda: cores)
 
     return pretend
-
-
-def test_a_cpu_trains_as_many_runs_as_it_has_cores_and_memory_for(
-    machine, tiny_qwen
-):
-    runs = [quick_settings(tiny_qwen, seed=n) for n in range(4)]
-    machine(2, 64)
-    need = memory.resolve(runs[0], execute.PROMPT_TOKENS).memory
-    assert execute.fitting_workers(runs) == 2
-    machine(8, 64)
-    assert execute.fitting_workers(runs) == 4
-    assert execute.fitting_workers(runs[:1]) == 1
-    machine(8, 3.5 * need / (1 - execute.SPARE_SHARE))
-    assert execute.fitting_workers(runs) == 3
-    machine(8, need / 2)
-    assert execute.fitting_workers(runs) == 1
-    machine(8, 80, is_gpu=True)
-    assert execute.fitting_workers(runs) == 1
 
 
 def test_a_container_has_its_share(tmp_path, monkeypatch):
