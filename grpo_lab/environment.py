@@ -5,6 +5,9 @@ import os
 import platform
 import textwrap
 import warnings
+from pathlib import Path
+
+import psutil
 
 LIBRARIES = (
     "torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes",
@@ -41,11 +44,32 @@ def prepare() -> None:
     datasets_logging.disable_progress_bar()
 
 
+CONTROL_GROUP = Path("/sys/fs/cgroup")
+"""Where Linux tells a container its limits (control groups, version 2)."""
+
+
 def usable_cores() -> int:
-    """CPU cores that this process may use."""
+    """CPU cores that this process may use, in a container its share."""
+    cores = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        cores = len(os.sched_getaffinity(0))
+    quota, _, period = _limit("cpu.max").partition(" ")
+    if quota.isdecimal() and period.isdecimal():
+        cores = min(cores, max(1, int(quota) // int(period)))
+    return cores
+
+
+def usable_memory() -> int:
+    """Bytes of memory that this machine has, in a container its share."""
+    total, limit = psutil.virtual_memory().total, _limit("memory.max")
+    return min(total, int(limit)) if limit.isdecimal() else total
+
+
+def _limit(name: str) -> str:
+    try:
+        return (CONTROL_GROUP / name).read_text().strip()
+    except OSError:
+        return ""  # not in a container, or not on Linux
 
 
 def versions() -> dict[str, str]:

@@ -11,9 +11,9 @@ import platform
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import psutil
 import torch
 
+from grpo_lab import environment
 from grpo_lab.errors import LabError
 from grpo_lab.models import ModelEntry, compute_dtype, entry
 from grpo_lab.settings import RunSettings
@@ -44,7 +44,7 @@ def device_memory() -> Device:
     if torch.cuda.is_available():
         gpu = torch.cuda.get_device_properties(0)
         return Device(gpu.name, gpu.total_memory / GIB, is_gpu=True)
-    ram = psutil.virtual_memory().total / GIB
+    ram = environment.usable_memory() / GIB
     name = f"{_cpu_name()} ({os.cpu_count()} cores)"
     return Device(name, ram, is_gpu=False)
 

@@ -40,6 +40,11 @@ class Task:
         first = self.splits.train[0]["prompt"][0]
         return first["content"] if first["role"] == "system" else ""
 
+    @property
+    def functions(self) -> list[Callable]:
+        """All that a learner may have written, for whoever sends it on."""
+        return [*self.rewards, self.grader.correct, self.grader.tagged]
+
     def refuse_unreadable(self) -> None:
         """Refuse reference answers that the grader can't read.
 

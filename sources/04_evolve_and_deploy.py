@@ -95,9 +95,9 @@ print(f"Profile {profile.name}.")
 # %% [markdown]
 # ## The arena
 #
-# An arena is a directory: a small SQLite file says what is registered, and
-# plain files hold the rest. There is no login, since there is nobody to log in
-# to. What does this machine offer?
+# An arena is a directory of plain files: what is registered has a folder with a
+# record. There is no login, since there is nobody to log in to. What does this
+# machine offer?
 
 # %%
 import pandas as pd

@@ -4,7 +4,7 @@ import os
 
 # Before the training libraries are imported, and for every child process.
 os.environ["HF_HUB_OFFLINE"] = "1"
-# The tests are about CPUs; where a GPU is, benchmarks/gpu.py looks at it.
+# The tests are about CPUs, also where there is a GPU.
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"

@@ -366,7 +366,7 @@ def test_what_was_stopped_was_gone_on_with(evolved):
 def test_the_mistakes_are_refused_with_the_remedy(evolved):
     _, results, _ = evolved
     told = results["refusals"]
-    assert "group_size: 8" in told["a group of one"]
+    assert "algorithm.group_size" in told["a group of one"]
     assert "algorithm.beta" in told["a misspelt key"]
     assert "create_dataset" in told["no such dataset"]
     assert "pays for right" in told["a reward that never pays"]

@@ -422,7 +422,11 @@ def method_options(method: Callable) -> Iterator[tuple[str, dict]]:
         flag = FLAGS.get(name, f"--{name.replace('_', '-')}")
         if one.default is not one.empty:
             if one.default is True:
-                settings["action"] = argparse.BooleanOptionalAction
+                # It takes no type, since Python 3.14.
+                settings = {
+                    "action": argparse.BooleanOptionalAction,
+                    "help": said.get(name),
+                }
             elif one.default is False:
                 settings = {"action": "store_true", "help": said.get(name)}
             yield flag, {"dest": name, **settings}

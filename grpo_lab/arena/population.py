@@ -46,6 +46,7 @@ from grpo_lab.grid.cluster import Cluster
 from grpo_lab.grid.execute import execute
 from grpo_lab.grid.pool import Answer, LocalPool, ThisProcess, WorkerLost
 from grpo_lab.grid.state import PARENT
+from grpo_lab.grid.storage import shown
 from grpo_lab.grid.train_run import Part, Stopped
 from grpo_lab.task import Task
 
@@ -135,8 +136,9 @@ class Population:
         if isinstance(workers, Cluster) and workers.storage:
             raise LabError(
                 f"The members of a population can't be kept in "
-                f"{workers.storage}, only in a directory that all machines "
-                "share. Leave storage out, and keep the arena's home there."
+                f"{shown(workers.storage)}, only in a directory that all "
+                "machines share. Leave storage out, and keep the arena's home "
+                "there."
             )
         self.said, self.asked, self.is_over = "", "", False
         self.reached: dict[str, int] = {}

@@ -94,7 +94,7 @@ def check(
     """Prove a submission; see `LocalArena.submit_experiment`.
 
     Args:
-        engine: where it will train, from `engine.chosen`.
+        engine: where it will train, from `experiment.chosen_engine`.
 
     Raises:
         LabError, RewardError: the first thing that would not work.
@@ -275,9 +275,10 @@ def _resources(
 def _memory(estimate, settings, engine: dict) -> list[Finding]:
     """Refuse what does not fit this machine, if it is the one that trains."""
     if not engine.get("address"):
-        share = memory.Share.of_gpus(engine.get("gpus") or 1.0)
+        workers = engine.get("workers") or 1
+        share = memory.Share.of_gpus(engine.get("gpus") or 1 / workers)
         memory.check_fits(estimate, settings, share)
-    if engine.get("engine") != "ray":
+    if engine.get("engine") != "ray" and (engine.get("workers") or 1) == 1:
         return []
     text = (
         f"Each worker takes about {estimate.total:.1f} GiB of its machine, "

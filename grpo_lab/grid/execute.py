@@ -316,7 +316,8 @@ class GridWork:
             why = (
                 "its worker was lost again and again; unless its last words "
                 "tell of an error, the memory of its machine was full, as a "
-                f"rule. They were: {words}"
+                "rule: type workers=1 to train one run after the other. They "
+                f"were: {words}"
             )
         run.end("failed", why)
 
@@ -370,14 +371,14 @@ def _pool(context: GridTraining, work: GridWork, chosen: int | Cluster | None):
             work.mirror = Mirror(chosen.storage, work.directory)
             context.mirror = work.mirror
         mark = None if chosen.storage else context.directory / "grid.json"
-        return RayPool(context, chosen, left, context.task.rewards, mark)
+        return RayPool(context, chosen, left, context.task.functions, mark)
     fitting = chosen or fitting_workers([run.settings for run in work.runs])
     if fitting == 1:
         return ThisProcess(context)
     context.directory = work.directory.resolve()
     context.gpus = 1 / fitting  # of the one that they share, if there is one
     return LocalPool(
-        context, min(fitting, left), functions=context.task.rewards
+        context, min(fitting, left), functions=context.task.functions
     )
 
 
@@ -389,7 +390,8 @@ def fitting_workers(settings: Sequence[RunSettings]) -> int:
     over, so that a grid goes on as it began.
     """
     device = memory.device_memory()
-    if device.is_gpu or os.name == "nt":  # which can't pass on connections
+    # Elsewhere a process can't pass on its connections.
+    if device.is_gpu or os.name != "posix":
         return 1
     needs = []
     for one in settings:

@@ -18,6 +18,7 @@ whoever submits what is still open submits it again.
 import collections
 import contextlib
 import os
+import pickle
 import subprocess
 import sys
 import tempfile
@@ -219,7 +220,9 @@ class WorkerPool:
 
     def _refuse_to_wait(self, words: str) -> None:
         self.never_came += 1
-        if self.never_came > (1 + self.retries) * self.size:
+        too_often = self.never_came > (1 + self.retries) * self.size
+        # While others train, a machine without memory may be free again.
+        if too_often and not (self.busy or self.idle):
             raise LabError(
                 "No worker starts, though there is room for them. The last "
                 f"one said: {words or 'nothing'} See whether `python -c "
@@ -237,10 +240,19 @@ def pickled(context: object, functions: Sequence[Callable]) -> bytes:
     """
     for one in functions:
         function, _ = unwrapped(one)
-        name = getattr(function, "__module__", "__main__")
-        if name.partition(".")[0] not in ("__main__", "rewards", "grpo_lab"):
+        name = getattr(function, "__module__", None) or "__main__"
+        known = name.partition(".")[0] in ("__main__", "rewards", "grpo_lab")
+        if not known and name in sys.modules:
             cloudpickle.register_pickle_by_value(sys.modules[name])
-    return cloudpickle.dumps(context)
+    try:
+        return cloudpickle.dumps(context)
+    except (TypeError, AttributeError, pickle.PicklingError) as error:
+        raise LabError(
+            f"A reward can't be sent to the processes that train: {error}. "
+            "It holds something that belongs to this process, such as a "
+            "client, a lock or an open file. Make that inside the function, "
+            "or type workers=1 to train in this process."
+        ) from error
 
 
 # --- Workers of this machine ------------------------------------------------
@@ -289,7 +301,9 @@ class LocalPool(WorkerPool):
             # -P: else a file such as `datasets.py` of the working directory
             # would stand in for the library of that name.
             [sys.executable, "-P", "-c", program],
-            env=os.environ | {"OMP_NUM_THREADS": str(self.threads)},
+            env={"CUDA_VISIBLE_DEVICES": "0"}
+            | os.environ
+            | {"OMP_NUM_THREADS": str(self.threads)},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

@@ -404,10 +404,19 @@ def _open(uri: str) -> tuple[fs.FileSystem, str]:
         ) from None
 
 
+def _typed(name: str, text: str) -> str | bool | float:
+    """An option of a URI as `pyarrow.fs.S3FileSystem` takes it."""
+    if name.endswith("_timeout"):
+        return float(text)
+    return {"true": True, "false": False}.get(text.lower(), text)
+
+
 def _open_s3(uri: str) -> tuple[fs.FileSystem, str]:
     """By hand, for a URI can't say how often to try."""
     parts = urlsplit(uri)
-    options = dict(parse_qsl(parts.query))
+    options = {
+        name: _typed(name, text) for name, text in parse_qsl(parts.query)
+    }
     bucket = parts.netloc.rpartition("@")[2]
     if not {"region", "endpoint_override"} & options.keys():
         options["region"] = fs.resolve_s3_region(bucket)

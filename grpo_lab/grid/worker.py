@@ -88,8 +88,8 @@ def printing_to(log: Path) -> Iterator[None]:
     log.parent.mkdir(parents=True, exist_ok=True)
     sys.stdout.flush()
     sys.stderr.flush()
-    kept = [os.dup(number) for number in (1, 2)]
     with log.open("ab") as file:
+        kept = [os.dup(number) for number in (1, 2)]
         for number in (1, 2):
             os.dup2(file.fileno(), number)
     try:
@@ -131,7 +131,6 @@ def main(control: int, context: int, threads: int) -> None:
     at_work.clear()
     connection.send(worker.ready())
     while (item := items.get()) is not None:
-        at_work.set()
         answer = worker.run(item)
         at_work.clear()
         connection.send(answer)
@@ -150,7 +149,9 @@ def _listen(
     with contextlib.suppress(EOFError, OSError):
         while os.getppid() == parent:
             if connection.poll(WATCH_SECONDS):
-                items.put(connection.recv())
+                item = connection.recv()
+                at_work.set()  # before it can be taken
+                items.put(item)
     if at_work.is_set():
         os._exit(1)
     items.put(None)

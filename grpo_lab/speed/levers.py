@@ -1,8 +1,9 @@
 """The levers: what makes a run faster, each with a name and a switch.
 
 `RunSettings.levers` lists those of a run. Without any the trainer is
-`trl.GRPOTrainer` as it is. Each gives the same greedy completions, or the same
-gradients, as TRL does: `tests/test_speed.py` proves it one by one.
+`trl.GRPOTrainer` as it is. Each gives the same greedy completions as TRL, but
+where two tokens tie, or the same gradients, but for rounding:
+`tests/test_speed_*.py` prove it one by one.
 """
 
 from collections.abc import Sequence
