@@ -390,7 +390,8 @@ def fitting_workers(settings: Sequence[RunSettings]) -> int:
     over, so that a grid goes on as it began.
     """
     device = memory.device_memory()
-    if device.is_gpu or os.name == "nt":  # which can't pass on connections
+    # Elsewhere a process can't pass on its connections.
+    if device.is_gpu or os.name != "posix":
         return 1
     needs = []
     for one in settings:

@@ -307,9 +307,15 @@ class Mirror:
         return self._store.get_file_info(name).is_file
 
     def _copy_there(self, source: Path, name: str) -> None:
+        # Arrow makes the folders below a folder, but not that one.
+        is_disk = self._store.base_fs.type_name == "local"
+        if source.is_dir() and is_disk:
+            self._store.create_dir(name)
         fs.copy_files(str(source), name, _DISK, self._store)
 
     def _copy_here(self, name: str, target: Path) -> None:
+        if self._store.get_file_info(name).type == fs.FileType.Directory:
+            target.mkdir(parents=True, exist_ok=True)
         fs.copy_files(name, str(target), self._store, _DISK)
 
 
