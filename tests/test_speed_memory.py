@@ -146,10 +146,11 @@ def test_gradients_are_the_same_without_checkpointing(questions, tmp_path):
 
 
 def grid_of(settings, questions, folder, monkeypatch):
-    loaded = count_loads(monkeypatch)
-    found = grid.run(settings, grid.Task(questions, [variety]), folder, 10)
+    with monkeypatch.context() as counted:
+        loaded = count_loads(counted)
+        task = grid.Task(questions, [variety])
+        found = grid.run(settings, task, folder, 10)
     found.raise_failures()
-    monkeypatch.undo()
     return found, loaded
 
 
