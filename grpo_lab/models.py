@@ -5,7 +5,6 @@ A policy is named by its Hub id, by a short name or by a local folder.
 tokenizer whose chat template was checked.
 """
 
-import difflib
 import functools
 import hashlib
 import importlib.util
@@ -37,7 +36,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from grpo_lab.errors import LabError
+from grpo_lab.errors import LabError, nearest
 from grpo_lab.pocket import WEIGHTS_DIR
 from grpo_lab.prompts import messages
 
@@ -426,11 +425,11 @@ def _locate(name: str) -> tuple[str, str | None]:
     if name.count("/") == 1 and not name.startswith((".", "/", "~")):
         return name, None
     names = [*MODELS, *(one.hub_id for one in MODELS.values())]
-    near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.4)
+    near = nearest(name, names) or "pocket-qwen"
     raise LabError(
         f"There is no model {name!r}: it is no folder here, and no Hub id, "
         "which has the form 'owner/name'. The models of the lessons are "
-        f"{', '.join(MODELS)}. Type {near[0] if near else 'pocket-qwen'!r}."
+        f"{', '.join(MODELS)}. Type {near!r}."
     )
 
 
