@@ -7,16 +7,17 @@ r"""How fast a grid is against plain TRL, on the same work.
    steps, seeds and settings, the same evaluation of each base model and of
    each run. The loop keeps no checkpoints, the grid one for each
    step. Seconds, completions per second, peak memory, held-out accuracy;
-2. what each lever brings: steps of the first pocket run without it;
+2. what each optimization brings: steps of the first pocket run without it;
 3. SmolLM2-135M in 4 bit, rollouts and whole steps;
 4. the lite models likewise, where there is a GPU.
 
 The two ways alternate, each time in a process of its own; a ratio is the
 median over the pairs, above 1 where grpo_lab is better. Where a step's time
-goes is told for both. Levers are switched off in turn in one process, each
-time in another order. Plain TRL's threads wait for each other as PyTorch has
-them, ours as `environment.prepare` says; on free cores the first is faster.
-Other work on the machine disturbs the figures: run nothing beside it.
+goes is told for both. Optimizations are switched off in turn in one process,
+each time in another order. Plain TRL's threads wait for each other as
+PyTorch has them, ours as `environment.prepare` says; on free cores the
+first is faster. Other work on the machine disturbs the figures: run nothing
+beside it.
 """
 
 import argparse
@@ -54,8 +55,8 @@ from grpo_lab import (  # noqa: E402
 )
 from grpo_lab.profiles import LITE, POCKET, run_names  # noqa: E402
 from grpo_lab.prompts import longest_prompt  # noqa: E402
-from grpo_lab.speed import levers  # noqa: E402
-from grpo_lab.speed.levers import LEVERS  # noqa: E402
+from grpo_lab.speed import optimizations  # noqa: E402
+from grpo_lab.speed.optimizations import OPTIMIZATIONS  # noqa: E402
 from grpo_lab.speed.trainer import FastTrainer  # noqa: E402
 from rewards import FIVE_PART  # noqa: E402
 
@@ -83,7 +84,7 @@ def main() -> None:
         "--max-steps", type=int, default=POCKET.run["max_steps"]
     )
     parser.add_argument("--few-steps", type=int, default=2)
-    parser.add_argument("--only", choices=("grid", "levers", "models"))
+    parser.add_argument("--only", choices=("grid", "optimizations", "models"))
     parser.add_argument("--json", type=Path, help="where the figures go")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -99,10 +100,12 @@ def main() -> None:
         ]
         figures["pocket grid"] = _pairs(jobs)
         _tell_grid(figures["pocket grid"])
-    if options.only in (None, "levers"):
-        job = {"what": "levers", "way": WAYS[1], "steps": 8}
-        figures["levers"] = [_measured(job | {"seed": seed}) for seed in SEEDS]
-        _tell_levers(figures["levers"], job["steps"])
+    if options.only in (None, "optimizations"):
+        job = {"what": "optimizations", "way": WAYS[1], "steps": 8}
+        figures["optimizations"] = [
+            _measured(job | {"seed": seed}) for seed in SEEDS
+        ]
+        _tell_optimizations(figures["optimizations"], job["steps"])
     few = ["smollm2-135m"] if options.only in (None, "models") else []
     if few and torch.cuda.is_available():
         few += [*LITE.grid]
@@ -146,7 +149,7 @@ def _be_child(job: dict) -> None:
     folder = Path(job["folder"])
     spent = _watch_parts()
     started = time.perf_counter()
-    ways = {"grid": _grid, "levers": _without_each, "model": _model}
+    ways = {"grid": _grid, "optimizations": _without_each, "model": _model}
     found = ways[job["what"]](job, folder)
     found["seconds"] = time.perf_counter() - started
     found["parts"] = spent
@@ -282,7 +285,7 @@ def _plain_trainer(one, splits, folder, model, tokenizer) -> GRPOTrainer:
 
     Adapters are in 32 bit, for in 16 the learning would not be the same.
     """
-    plain = _resolved(replace(one, levers=()), splits, tokenizer)
+    plain = _resolved(replace(one, optimizations=()), splits, tokenizer)
     arguments = training.grpo_config(plain, folder, len(splits.train))
     arguments.save_strategy = "no"
     guards.keep_sampling_ours(model)
@@ -311,19 +314,21 @@ def _resolved(one, splits, tokenizer) -> memory.Resolved:
 
 
 def _without_each(job: dict, folder: Path) -> dict:
-    """Seconds of some steps of a run with one lever off, for each lever."""
+    """Seconds of some steps of a run with one optimization off, for each."""
     [first, *_] = POCKET.settings(seed=job["seed"], max_steps=job["steps"])
     splits = data.load_splits(
         POCKET.data, train_rows=POCKET.train_rows, seed=job["seed"]
     )
-    names = ["", *LEVERS]
+    names = ["", *OPTIMIZATIONS]
     for idle in ("no_checkpointing", "one_base"):
         names.remove(idle)  # nothing to switch off, or no part of a step
     turn = job["seed"] % len(names)
     order = names[turn:] + names[:turn]
     seconds = {}
     for name in (order[-1], *order):  # the first one only warms up
-        one = replace(first, levers=levers.without([name] if name else []))
+        one = replace(
+            first, optimizations=optimizations.without([name] if name else [])
+        )
         run_dir = folder / f"{len(seconds)}-{name}"
         model, tokenizer = models.load_policy(one.model)
         trainer = _our_trainer(one, splits, run_dir, model, tokenizer)
@@ -354,7 +359,7 @@ def _model(job: dict, folder: Path) -> dict:
     trainer.train()
     return {
         "completions": job["steps"] * one.completions_per_step,
-        "levers": list(_resolved(one, splits, tokenizer).levers),
+        "optimizations": list(_resolved(one, splits, tokenizer).optimizations),
     }
 
 
@@ -384,8 +389,8 @@ def _tell_learning(
         print(f"  {name:26}{cells}")
 
 
-def _tell_levers(found: list[dict], steps: int) -> None:
-    print("\nA step of the first pocket run with one lever off")
+def _tell_optimizations(found: list[dict], steps: int) -> None:
+    print("\nA step of the first pocket run with one optimization off")
     print(f"  {'off':26}{'seconds':>14}{'ratio':>8}")
     everything = [one["without"][""] for one in found]
     for name in found[0]["without"]:
@@ -401,7 +406,8 @@ def _tell_model(name: str, pairs: list[dict]) -> None:
     print(f"\n{name}, 4 bit")
     _tell_times(pairs, ("rollouts", "training"))
     _tell_parts(pairs)
-    print(f"  levers in force: {', '.join(pairs[0][WAYS[1]]['levers'])}")
+    active = pairs[0][WAYS[1]]["optimizations"]
+    print(f"  active optimizations: {', '.join(active)}")
 
 
 def _tell_times(pairs: list[dict], parts: tuple[str, ...]) -> None:

@@ -5,7 +5,7 @@ trained on, with the prompt of the training, decoding greedily, and it reads
 the answer by the "flexible" policy of `rewards.answers`, before and after
 training alike: a base model that answers rightly without tags gets its due,
 so that a gain is a gain in solving and not only in writing tags. How many
-answers are well tagged is reported beside it.
+answers are format ok is reported beside it.
 """
 
 import math
@@ -25,7 +25,7 @@ from grpo_lab.errors import LabError
 from grpo_lab.files import read_json, write_json
 from grpo_lab.prompts import TEMPLATE_VALUES
 from grpo_lab.speed import decoding
-from grpo_lab.speed.dequantised import writer
+from grpo_lab.speed.dequantised import generation_model
 from rewards import (
     is_correct,
     is_equivalent,
@@ -46,12 +46,12 @@ class Grader:
     Attributes:
         correct: called with a completion, its gold and `READING`; True if
             the answer equals the gold, None if the gold can't be read.
-        tagged: the format reward of the tags that the prompt asks for.
+        format_ok: the format reward of the tags that the prompt asks for.
         needs: what a gold must look like, and what to type to have such.
     """
 
     correct: Callable[[str, str, str], bool | None]
-    tagged: Callable[..., list[float]]
+    format_ok: Callable[..., list[float]]
     needs: str
 
 
@@ -80,7 +80,7 @@ class Answer:
         question, gold: the row.
         text: the completion, without special tokens.
         correct: its final answer equals the gold.
-        tagged: it has the asked-for tags, each once and in order.
+        format_ok: it has the asked-for tags, each once and in order.
         tokens: its length, the end-of-turn token included.
         truncated: it was cut at the length limit.
     """
@@ -89,7 +89,7 @@ class Answer:
     gold: str
     text: str
     correct: bool
-    tagged: bool
+    format_ok: bool
     tokens: int
     truncated: bool
 
@@ -115,10 +115,10 @@ class Evaluation:
     def rank(self) -> tuple:
         """The better of two has the higher one.
 
-        That with more right answers; between equals with more well-tagged
+        That with more right answers; between equals with more well-formed
         ones, then with shorter ones.
         """
-        return self.correct, self.tagged_share, -self.mean_tokens
+        return self.correct, self.format_ok_share, -self.mean_tokens
 
     @cached_property
     def interval(self) -> tuple[float, float]:
@@ -126,12 +126,12 @@ class Evaluation:
         return wilson_interval(self.correct, len(self.answers))
 
     @property
-    def tagged_share(self) -> float:
+    def format_ok_share(self) -> float:
         """Share of answers in the asked-for tags, 0 to 1."""
-        return self._mean("tagged")
+        return self._mean("format_ok")
 
     @property
-    def truncated_share(self) -> float:
+    def clipped_ratio(self) -> float:
         """Share of answers cut at the length limit, 0 to 1."""
         return self._mean("truncated")
 
@@ -171,7 +171,7 @@ def evaluate(
     batch_size: int,
     progress: Callable[[int, int], None] | None = None,
     grader: Grader = NUMBERS,
-    levers: Collection[str] = (),
+    optimizations: Collection[str] = (),
 ) -> Evaluation:
     """Answer every held-out question greedily and grade the answers.
 
@@ -184,7 +184,7 @@ def evaluate(
         batch_size: questions answered at once.
         progress: called with questions done and questions in all.
         grader: how answers are judged.
-        levers: what makes it faster, from `memory.resolve`.
+        optimizations: what makes it faster, from `memory.resolve`.
 
     Raises:
         LabError: a gold can't be read, so nothing can be graded.
@@ -192,11 +192,19 @@ def evaluate(
     started, answers = time.monotonic(), []
     was_training = model.training
     model.eval()
-    writes = writer(model, levers) if "decode_loop" in levers else model
+    writes = (
+        generation_model(model, optimizations)
+        if "decode_loop" in optimizations
+        else model
+    )
     for start in range(0, len(rows), batch_size):
         batch = rows.select(range(start, min(start + batch_size, len(rows))))
         completions = generate(
-            writes, tokenizer, batch["prompt"], max_new_tokens, levers=levers
+            writes,
+            tokenizer,
+            batch["prompt"],
+            max_new_tokens,
+            optimizations=optimizations,
         )
         answers += [
             grade(row["question"], row["answer"], *completion, grader)
@@ -216,7 +224,7 @@ def evaluate_snapshots(
     max_new_tokens: int,
     batch_size: int,
     grader: Grader = NUMBERS,
-    levers: Collection[str] = (),
+    optimizations: Collection[str] = (),
 ) -> dict[int, Evaluation]:
     """How good a policy was along its training.
 
@@ -224,14 +232,14 @@ def evaluate_snapshots(
         base: the base model without an adapter; it comes back so.
         snapshots: folders of adapters by optimiser step, at least one; see
             `training.snapshots`.
-        tokenizer, rows, max_new_tokens, batch_size, grader, levers: as for
-            `evaluate`.
+        tokenizer, rows, max_new_tokens, batch_size, grader, optimizations: as
+            for `evaluate`.
 
     Returns:
         An evaluation for each step, that of the base model at step 0 first.
     """
     values = (tokenizer, rows, max_new_tokens, batch_size)
-    judging = {"grader": grader, "levers": levers}
+    judging = {"grader": grader, "optimizations": optimizations}
     found = {0: evaluate(base, *values, **judging)}
     for step, folder in snapshots.items():
         policy = PeftModel.from_pretrained(base, folder)
@@ -264,7 +272,7 @@ def grade(
         gold=gold,
         text=text,
         correct=correct,
-        tagged=grader.tagged([text])[0] > 0,
+        format_ok=grader.format_ok([text])[0] > 0,
         tokens=tokens,
         truncated=truncated,
     )
@@ -277,14 +285,14 @@ def generate(
     prompts: list[list[dict]],
     max_new_tokens: int,
     temperature: float = 0.0,
-    levers: Collection[str] = (),
+    optimizations: Collection[str] = (),
 ) -> list[tuple[str, int, bool]]:
     """Completions of some conversations, through the chat template.
 
     Args:
         temperature: 0 for greedy decoding, else samples are drawn.
-        levers: with "decode_loop" the loop of `speed.decoding` writes them,
-            else `generate` of transformers. The greedy ones are the same.
+        optimizations: with "decode_loop" the loop of `speed.decoding` writes
+            them, else transformers' `generate`. Greedy ones are the same.
 
     Returns:
         For each prompt the text, its length in tokens, and whether it was
@@ -297,7 +305,7 @@ def generate(
         "return_dict": True,
         **TEMPLATE_VALUES,
     }
-    if "decode_loop" in levers:
+    if "decode_loop" in optimizations:
         new_tokens = decoding.decode(
             model,
             tokenizer.apply_chat_template(list(prompts), **template)[
@@ -306,7 +314,7 @@ def generate(
             max_new_tokens,
             ends - {None},
             decoding.Sampling(temperature) if temperature else decoding.GREEDY,
-            levers,
+            optimizations,
         ).ids
         return [_decode(ids, tokenizer, ends) for ids in new_tokens]
     inputs = tokenizer.apply_chat_template(
@@ -420,7 +428,7 @@ def compare(
     """Pair two evaluations question by question.
 
     Args:
-        by: what counts, "correct", or "tagged" for the form.
+        by: what counts, "correct", or "format_ok" for the form.
 
     Raises:
         ValueError: they are not about the same questions in one order.

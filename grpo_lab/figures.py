@@ -46,8 +46,8 @@ SHOWN_SIDE = 90
 
 HEALTH = {
     "reward_std": "Spread of the reward (std)",
-    "zero_spread_share": "Groups without spread (share)",
-    "truncated_share": "Completions cut (share)",
+    "frac_reward_zero_std": "Groups with equal rewards (share)",
+    "clipped_ratio": "Truncated completions (share)",
     "mean_length": "Length (tokens)",
     "entropy": "Entropy of the policy (nats)",
     "loss": "Loss (no sign of progress)",
@@ -262,7 +262,15 @@ class LiveTable:
 
     def _html(self) -> str:
         names = [short_name(part) for part in self.parts]
-        heads = ["run", "step", "reward", *names, "no spread", "cut", "left"]
+        heads = [
+            "run",
+            "step",
+            "reward",
+            *names,
+            "zero std",
+            "clipped",
+            "left",
+        ]
         body = "".join(self._row(name) for name in self.rows)
         style = '<th style="text-align: left">'
         head = "".join(f"{style}{head}</th>" for head in heads)
@@ -281,8 +289,8 @@ class LiveTable:
             f"{bar} {step}/{total}",
             f"<b>{recent['reward']:.2f}</b>",
             *(_number(recent.get(part)) for part in self.parts),
-            f"{recent['zero_spread_share']:.0%}",
-            f"{recent['truncated_share']:.0%}",
+            f"{recent['frac_reward_zero_std']:.0%}",
+            f"{recent['clipped_ratio']:.0%}",
             self.ended.get(name) or (f"{left:.0f} s" if left else "done"),
         ]
         run, *numbers = (f"<td>{cell}</td>" for cell in cells)
@@ -430,7 +438,7 @@ _BESIDE = {
 
 
 def _measured(row: dict) -> dict:
-    heads = ("before", "after", "gain in points", "p", "well tagged", "cut")
+    heads = ("before", "after", "gain in points", "p", "format ok", "clipped")
     if pd.isna(row["after"]):  # stopped before it was asked
         return dict.fromkeys(heads, "-")
     cells = (
@@ -438,7 +446,7 @@ def _measured(row: dict) -> dict:
         _percent(row, "after"),
         _points(row),
         f"{row['p_value']:.1g}",
-        f"{row['tagged_before']:.0%} to {row['tagged_after']:.0%}",
+        f"{row['format_ok_before']:.0%} to {row['format_ok_after']:.0%}",
         f"{row['truncated_after']:.0%}",
     )
     return dict(zip(heads, cells, strict=True))
@@ -491,7 +499,7 @@ def comparison_table(before: Evaluation, after: Evaluation) -> Styler:
         "on the held-out questions", "before", "after", "difference in points",
     )  # fmt: skip
     shares = {
-        "tagged": "answers in the asked-for form",
+        "format_ok": "answers in the asked-for form",
         "correct": "right answers",
         "truncated": "answers cut at the limit",
     }

@@ -169,8 +169,8 @@ def population_curves(metrics: pd.DataFrame) -> Figure:
     """
     panels = {
         "reward": "Reward",
-        "zero_spread_share": HEALTH["zero_spread_share"],
-        "truncated_share": HEALTH["truncated_share"],
+        "frac_reward_zero_std": HEALTH["frac_reward_zero_std"],
+        "clipped_ratio": HEALTH["clipped_ratio"],
     }
 
     def draw(axis: Axes, column: str) -> None:

@@ -17,7 +17,7 @@ from grpo_lab import environment
 from grpo_lab.errors import LabError
 from grpo_lab.models import ModelEntry, compute_dtype, entry
 from grpo_lab.settings import RunSettings
-from grpo_lab.speed.levers import NEED_THE_LOOP
+from grpo_lab.speed.optimizations import NEED_THE_LOOP
 
 GIB = 2**30
 OVERHEAD_GIB = 0.75
@@ -235,19 +235,19 @@ class Resolved:
         settings: the run.
         prompt_tokens: length of its longest prompt, with the template.
         share: what it may use.
-        levers: those of its optimisations that are active.
+        optimizations: those of its optimisations that are active.
     """
 
     settings: RunSettings
     prompt_tokens: int
     share: Share
-    levers: tuple[str, ...]
+    optimizations: tuple[str, ...]
 
     @property
     def gradient_checkpointing(self) -> bool:
         """Whether activations are computed twice, to save memory."""
         wanted = self.settings.gradient_checkpointing
-        return wanted and "no_checkpointing" not in self.levers
+        return wanted and "no_checkpointing" not in self.optimizations
 
     @property
     def least(self) -> MemoryEstimate:
@@ -258,8 +258,8 @@ class Resolved:
     @property
     def memory(self) -> float:
         """GiB that it takes at its peak, the optimisations included."""
-        takes = _taken_by_levers(self.settings, self.prompt_tokens)
-        used = sum(takes[name] for name in self.levers if name in takes)
+        takes = _optimization_memory(self.settings, self.prompt_tokens)
+        used = sum(takes[name] for name in self.optimizations if name in takes)
         return self.least.total + used
 
 
@@ -283,14 +283,14 @@ def resolve(
         LabError: nothing is known of the model; see `models.entry`.
     """
     share = share or Share.of_gpus()
-    left_out = _levers_in_vain(settings)
+    left_out = _without_effect(settings)
     if share.device.is_gpu:
         left_out.add("dequantised_copy")
-    active = [name for name in settings.levers if name not in left_out]
+    active = [name for name in settings.optimizations if name not in left_out]
     if {"dequantised_copy", "no_checkpointing"} & {*active}:
         plain = Resolved(settings, prompt_tokens, share, ())
         room = (1 - SPARE_SHARE) * share.memory - plain.least.total
-        takes = _taken_by_levers(settings, prompt_tokens)
+        takes = _optimization_memory(settings, prompt_tokens)
         for name in [name for name in takes if name in active]:
             if takes[name] > room:
                 active.remove(name)
@@ -300,10 +300,10 @@ def resolve(
     if found.gradient_checkpointing:
         # With checkpointing there is no cache that a prefix could be in.
         active = [name for name in active if name != "shared_prefix"]
-    return replace(found, levers=tuple(active))
+    return replace(found, optimizations=tuple(active))
 
 
-def _levers_in_vain(settings: RunSettings) -> set[str]:
+def _without_effect(settings: RunSettings) -> set[str]:
     """Optimisations that do nothing for a run, or not what TRL does."""
     left_out = set()
     if settings.beta:
@@ -318,7 +318,7 @@ def _levers_in_vain(settings: RunSettings) -> set[str]:
     return left_out
 
 
-def _taken_by_levers(
+def _optimization_memory(
     settings: RunSettings, prompt_tokens: int
 ) -> dict[str, float]:
     """GiB of each optimisation that takes memory, the first choice first."""

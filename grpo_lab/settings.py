@@ -19,7 +19,11 @@ from pydantic import (
 from pydantic.dataclasses import dataclass
 
 from grpo_lab.errors import LabError
-from grpo_lab.speed.levers import LEVERS, NEED_THE_LOOP, refuse_unknown
+from grpo_lab.speed.optimizations import (
+    NEED_THE_LOOP,
+    OPTIMIZATIONS,
+    refuse_unknown,
+)
 
 SCHEDULERS = {
     "linear": "linear",
@@ -88,9 +92,9 @@ class RunSettings:
         save_steps: optimiser steps between checkpoints; 1 loses least.
         max_failed_share: share of completions, 0 to 1, that a reward may
             fail to grade before the run is stopped; see `rewards.health`.
-        levers: what makes it faster, names of `speed.levers.LEVERS`; () is
-            plain TRL. `memory.resolve` leaves out those that the machine has
-            no memory for.
+        optimizations: what makes it faster, names of
+            `speed.optimizations.OPTIMIZATIONS`; () is plain TRL.
+            `memory.resolve` leaves out those that lack memory.
 
     Raises:
         LabError: a value of the wrong type, outside of its range, or one
@@ -125,7 +129,7 @@ class RunSettings:
     save_steps: Whole = Field(1, ge=1, le=10_000_000)
     max_failed_share: Number = Field(0.5, ge=0, le=1)
     seed: Whole = Field(42, ge=0, le=2**32 - 1)
-    levers: tuple[str, ...] = tuple(LEVERS)
+    optimizations: tuple[str, ...] = tuple(OPTIMIZATIONS)
 
     @model_validator(mode="wrap")
     @classmethod
@@ -160,12 +164,12 @@ class RunSettings:
                     f"There is no {what} {value!r}; choose one of "
                     f"{', '.join(known)}."
                 )
-        refuse_unknown(self.levers)
-        loose = [name for name in self.levers if name in NEED_THE_LOOP]
-        if loose and "decode_loop" not in self.levers:
+        refuse_unknown(self.optimizations)
+        loose = [name for name in self.optimizations if name in NEED_THE_LOOP]
+        if loose and "decode_loop" not in self.optimizations:
             raise LabError(
-                f"The lever {loose[0]!r} is a part of 'decode_loop', which "
-                "is switched off. Switch both on, or both off."
+                f"The optimization {loose[0]!r} is a part of 'decode_loop', "
+                "which is switched off. Switch both on, or both off."
             )
         return self
 
@@ -196,7 +200,7 @@ class RunSettings:
         """Plain values for JSON; `RunSettings(**d)` is the way back."""
         lists = {
             "target_modules": list(self.target_modules),
-            "levers": list(self.levers),
+            "optimizations": list(self.optimizations),
         }
         return {**asdict(self), **lists}
 

@@ -43,7 +43,7 @@ class Task:
     @property
     def functions(self) -> list[Callable]:
         """All that a learner may have written, for whoever sends it on."""
-        return [*self.rewards, self.grader.correct, self.grader.tagged]
+        return [*self.rewards, self.grader.correct, self.grader.format_ok]
 
     def refuse_unreadable(self) -> None:
         """Refuse reference answers that the grader can't read.

@@ -47,8 +47,8 @@ from rewards.health import FAILURES, FailureLimit, Outcome
 METRICS = {
     "reward": "reward",
     "reward_std": "reward_std",
-    "zero_spread_share": "frac_reward_zero_std",
-    "truncated_share": "completions/clipped_ratio",
+    "frac_reward_zero_std": "frac_reward_zero_std",
+    "clipped_ratio": "completions/clipped_ratio",
     "mean_length": "completions/mean_length",
     "loss": "loss",
     "grad_norm": "grad_norm",
@@ -60,12 +60,12 @@ METRICS = {
 
 Beside them stand `step`, one column per reward function, `failed_share`,
 `seconds` of the step and `memory_gib`. Rewards and lengths (tokens) are means
-over the step's completions. `zero_spread_share` is the share of groups in
+over the step's completions. `frac_reward_zero_std` is the share of groups in
 which every completion earned the same, so that all advantages are 0 and
-nothing is learned; `truncated_share` is the share of completions cut at the
+nothing is learned; `clipped_ratio` is the share of completions cut at the
 limit; `failed_share` is that of completions that a reward could not grade, as
 `rewards.health` counts it, empty if no reward says so. `entropy` is a mean
-over all tokens of the completions; with the lever `zero_advantage` and
+over all tokens of the completions; with the optimization `zero_advantage` and
 without `decode_loop`, over those of completions that teach.
 """
 
@@ -124,7 +124,7 @@ def build_trainer(
         LabError: the settings would train without learning; see
             `guards.check`.
     """
-    settings, levers = resolved.settings, resolved.levers
+    settings, optimizations = resolved.settings, resolved.optimizations
     _refuse_one_name_twice(rewards)
     guards.keep_sampling_ours(model)
     options = {
@@ -135,8 +135,8 @@ def build_trainer(
         "processing_class": tokenizer,
         "peft_config": lora_config(settings),
     }
-    if levers:
-        trainer = speed.FastTrainer(levers=levers, **options)
+    if optimizations:
+        trainer = speed.FastTrainer(optimizations=optimizations, **options)
     else:
         trainer = GRPOTrainer(**options)
     guards.prepare(trainer)

@@ -215,7 +215,7 @@ figures.reward_table(completions, r"So $\boxed{\frac{1}{2}}$.", COOKBOOK)
 # %%
 from grpo_lab import evaluation, grid, guards, training
 
-by_hand = replace(settings, levers=())  # the trainer below is TRL's own
+by_hand = replace(settings, optimizations=())  # the trainer below is TRL's own
 run = grid.open_run(
     by_hand, grid.Task(splits, COOKBOOK, evaluation.LATEX), output_dir / "run"
 )
@@ -236,7 +236,7 @@ judging = {
     "batch_size": profile.eval_batch_size,
     "grader": evaluation.LATEX,
     # the same answers in less time
-    "levers": resolved.levers,
+    "optimizations": resolved.optimizations,
 }
 base_file = run.directory / "base.json"
 before = evaluation.Evaluation.load(base_file)
@@ -245,7 +245,7 @@ if before is None:
     before.save(base_file)
 low, high = before.interval
 print(f"Right: {before.accuracy:.1%}, 95 % interval {low:.0%} to {high:.0%}")
-print(f"In the form: {before.tagged_share:.1%}")
+print(f"In the form: {before.format_ok_share:.1%}")
 
 # %% [markdown]
 # The final answer counts here, in tags or not: learning
@@ -658,13 +658,13 @@ def train_variant(name, rewards, changed, callbacks=()):
 # at half the shortest answer in the form.
 
 # %%
-lengths = [answer.tokens for answer in after.answers if answer.tagged]
+lengths = [answer.tokens for answer in after.answers if answer.format_ok]
 shortest = min([64, settings.max_completion_length, *lengths])
 limit = 64 if shortest == 64 else max(1, shortest // 2)
 too_short = replace(settings, max_completion_length=limit, max_steps=3)
 short = train_variant("too_short", COOKBOOK, too_short)
-columns = ["step", "truncated_share", "think_format_reward"]
-columns += ["accuracy_reward", "zero_spread_share"]
+columns = ["step", "clipped_ratio", "think_format_reward"]
+columns += ["accuracy_reward", "frac_reward_zero_std"]
 print(f"Limit: {limit} tokens")
 figures.table(short.metrics[columns], dict.fromkeys(columns[1:], "{:.2f}"))
 
@@ -929,8 +929,8 @@ from grpo_lab.files import write_json
 def figures_of(one):
     return {
         "accuracy": one.accuracy,
-        "in_form": one.tagged_share,
-        "cut": one.truncated_share,
+        "in_form": one.format_ok_share,
+        "clipped": one.clipped_ratio,
         "tokens": one.mean_tokens,
         "seconds": one.seconds_per_answer,
         "questions": len(one.answers),

@@ -84,7 +84,7 @@ COMPLETIONS_PER_STEP: int = 0  # completions for each optimiser step
 MICRO_BATCH: int = 0  # completions in one forward pass: lower it for memory
 MAX_COMPLETION_LENGTH: int = 0  # tokens that a completion may have
 SEED: int = 42  # of the adapters, the rollouts and the choice of questions
-LEVERS_OFF: list[str] = []  # of "What makes it fast"; ["all"]: plain TRL
+DISABLE: list[str] = []  # of "What makes it fast"; ["all"]: plain TRL
 ENGINE: str = "process"  # or "ray": runs side by side on workers, lesson 5
 ADDRESS: str = ""  # of a Ray cluster; "" starts one on this machine
 CPUS: float = 1.0  # with "ray": CPU cores for each run
@@ -98,7 +98,7 @@ OUTPUT_DIR: str = "runs/03_grid_search"  # every file is written below it
 from pathlib import Path
 
 from grpo_lab import memory, models, parameters, profiles
-from grpo_lab.speed import levers
+from grpo_lab.speed import optimizations
 
 globals().update(parameters.check(globals()))
 
@@ -114,7 +114,7 @@ overrides = {
 settings = profile.settings(
     grid=profile.choose_grid(MODELS, LEARNING_RATES),
     seed=SEED,
-    levers=levers.without(LEVERS_OFF),
+    optimizations=optimizations.without(DISABLE),
     **{name: value for name, value in overrides.items() if value},
 )
 output_dir = Path(OUTPUT_DIR)
@@ -379,22 +379,25 @@ figures.table(in_force)
 #
 # With TRL as it is, about half of a pocket step on a CPU goes into writing
 # completions, and every prompt is computed once for each completion of its
-# group. The grid puts these *levers* on TRL's trainer. Greedy completions and
-# gradients stay those of TRL, but for rounding; the tests of this project
-# prove it on a CPU, lever by lever. Sampled completions have the same
-# distribution, but are others, so that a run ends elsewhere, as with another
-# seed. A lever that has nothing to do here, or not the memory it needs, is
-# off. `LEVERS_OFF` switches off any, and `["all"]` leaves plain TRL. What
-# they bring is measured in the [README](../README.md).
+# group. The grid adds these *optimizations* to TRL's trainer. Greedy
+# completions and gradients stay those of TRL, but for rounding; the tests of
+# this project prove it on a CPU, one optimization at a time. Sampled
+# completions come from the same distribution but differ from TRL's, so a run
+# ends elsewhere, as with another seed. An optimization that has nothing to do
+# here, or lacks the memory it needs, is off. `DISABLE` switches off any, and
+# `["all"]` leaves plain TRL. The README's [measurements](../README.md) say
+# what each brings.
 
 # %%
 import pandas as pd
 
 rows = [
-    (name, "on" if name in resolved.levers else "off", what)
-    for name, what in levers.LEVERS.items()
+    (name, "on" if name in resolved.optimizations else "off", what)
+    for name, what in optimizations.OPTIMIZATIONS.items()
 ]
-figures.table(pd.DataFrame(rows, columns=["lever", "here", "what it does"]))
+figures.table(
+    pd.DataFrame(rows, columns=["optimization", "here", "what it does"])
+)
 
 # %% [markdown]
 # ## Run it
@@ -407,10 +410,11 @@ figures.table(pd.DataFrame(rows, columns=["lever", "here", "what it does"]))
 #
 # **What you should see**: the reward of at least one run climbs. Correctness is
 # paid only inside the answer tags, so it rises together with the format. With
-# a learning rate that is too low the reward hardly moves. "No spread" is the share of groups in which
-# every completion earned the same: they teach nothing, and their share grows
-# as the policy gets good. "Cut" is the share of completions that hit the
-# length limit: above 20 % raise `MAX_COMPLETION_LENGTH`.
+# a learning rate that is too low the reward hardly moves. "zero std" is the
+# share of groups in which every completion earned the same (TRL's
+# `frac_reward_zero_std`): they teach nothing, and their share grows as the
+# policy gets good. "clipped" is the share of completions truncated at the
+# length limit (`clipped_ratio`): above 20 % raise `MAX_COMPLETION_LENGTH`.
 #
 # Out of memory? Lower `MICRO_BATCH` first, then `MAX_COMPLETION_LENGTH`. You
 # may interrupt at any time: running the cell again goes on from the last
@@ -459,17 +463,18 @@ figures.reward_curves(results, FIVE_PART)
 figures.health_curves(results)
 
 # %% [markdown]
-# - **Spread** is what GRPO learns from; a **share without spread** near 1
-#   means that the steps cost time and teach nothing.
-# - **Cut** completions never reach their answer tag.
+# - The **standard deviation** of the rewards in a group is what GRPO learns
+#   from; a **share of groups with equal rewards** near 1 means that the steps
+#   cost time and teach nothing.
+# - **Truncated** completions never reach their answer tag.
 # - **Length**: tags make answers longer. If it only grows, look into the
 #   completions.
 # - **Entropy** falls as the policy gets sure. Near 0 it always writes the
 #   same and explores no more.
 # - The **loss** comes last: see the note above.
 #
-# Two of these are checked for you: more than 20 % cut, more than 80 % without
-# spread.
+# Two of these are checked for you: more than 20 % truncated, more than 80 %
+# of the groups with equal rewards.
 
 # %%
 import textwrap
@@ -490,9 +495,10 @@ print(f"{len(results.warnings())} warnings")
 # - **before**, **after**: accuracy, with its 95 % Wilson interval;
 # - **gain**: the paired difference on the same questions, with its interval;
 # - **p**: exact McNemar test: could chance alone explain the gain?
-# - **well tagged**: share of answers in the asked-for tags, before and after;
+# - **format ok**: share of answers in the asked-for tags, before and after;
 #   it can grow without any gain in accuracy;
-# - **cut**: share of answers cut at the length limit; **time**: of training.
+# - **clipped**: share of answers truncated at the length limit; **time**: of
+#   training.
 #
 # Greedy answers are mostly better than the sampled ones that training pays
 # for, so accuracy can be well above the share of correctness in the curves.

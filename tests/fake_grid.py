@@ -9,7 +9,7 @@ from grpo_lab.grid.state import RunState
 from grpo_lab.profiles import RunSettings
 
 
-def graded(pattern: str, tagged: str = "") -> Evaluation:
+def graded(pattern: str, format_ok: str = "") -> Evaluation:
     """An evaluation from a pattern such as "+-+", right and wrong."""
     return Evaluation(
         tuple(
@@ -18,7 +18,7 @@ def graded(pattern: str, tagged: str = "") -> Evaluation:
                 gold="#### 1",
                 text="",
                 correct=sign == "+",
-                tagged=(tagged or pattern)[at] == "+",
+                format_ok=(format_ok or pattern)[at] == "+",
                 tokens=10,
                 truncated=False,
             )
@@ -47,8 +47,8 @@ def written(
     base.save(RunState(directory).base)
     after.save(directory / "evaluation.json")
     write_json(directory / "result.json", {"status": "done"})
-    columns = ["step", "seconds", "memory_gib", "truncated_share"]
-    columns += ["zero_spread_share", "failed_share"]
+    columns = ["step", "seconds", "memory_gib", "clipped_ratio"]
+    columns += ["frac_reward_zero_std", "failed_share"]
     lines = [",".join(columns)]
     lines += [f"{at},{row}" for at, row in enumerate(metrics, start=1)]
     (directory / "metrics.csv").write_text("\n".join(lines) + "\n")

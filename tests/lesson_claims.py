@@ -20,9 +20,9 @@ def first_run(results: dict) -> None:
         assert gains[name]["gain"] == pytest.approx(after[key] - before[key])
         assert gains[name]["gain_low"] > 0
     for row in results["too_short"]:
-        assert row["truncated_share"] > 0.8
+        assert row["clipped_ratio"] > 0.8
         assert row["think_format_reward"] == row["accuracy_reward"] == 0
-        assert row["zero_spread_share"] == 1
+        assert row["frac_reward_zero_std"] == 1
     ours = results["rises"]["cookbook pair"]
     cheat = results["rises"]["paid for effort"]
     assert ours["reward"][1] > 1.5 * ours["reward"][0]

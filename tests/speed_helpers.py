@@ -6,7 +6,7 @@ from trl.trainer.utils import pad
 
 from grpo_lab import models, training
 from grpo_lab.profiles import ALL_LINEAR, RunSettings
-from grpo_lab.speed import levers
+from grpo_lab.speed import optimizations
 from rewards import FIVE_PART
 
 POCKET = ("pocket-qwen", "pocket-llama")
@@ -15,7 +15,7 @@ ROLLOUT_LEVERS = (
     ("decode_loop", "shared_prefill"),
     ("decode_loop", "finished_rows"),
     ("decode_loop", "dequantised_copy"),
-    tuple(levers.LEVERS),
+    tuple(optimizations.OPTIMIZATIONS),
 )
 
 

@@ -79,7 +79,7 @@ def answers(correct: list[bool], questions=None) -> Evaluation:
                 gold="#### 1",
                 text="",
                 correct=right,
-                tagged=at % 2 == 0,
+                format_ok=at % 2 == 0,
                 tokens=10 + at,
                 truncated=at == 0,
             )
@@ -93,8 +93,8 @@ def test_evaluation_adds_up():
     found = answers([True, False, True, True])
     assert (found.correct, found.accuracy) == (3, 0.75)
     assert found.interval == evaluation.wilson_interval(3, 4)
-    assert found.tagged_share == 0.5
-    assert found.truncated_share == 0.25
+    assert found.format_ok_share == 0.5
+    assert found.clipped_ratio == 0.25
     assert found.mean_tokens == 11.5
     assert found.seconds_per_answer == 1.5 / 4
 
@@ -109,9 +109,9 @@ def test_compare_pairs_questions():
 def test_compare_by_the_form():
     """`answers` tags every second answer, whatever is right."""
     first = answers([True, True, False])
-    plain = [replace(one, tagged=False) for one in first.answers]
+    plain = [replace(one, format_ok=False) for one in first.answers]
     bare = Evaluation(tuple(plain), seconds=1.0)
-    assert evaluation.compare(bare, first, "tagged") == Comparison(2, 0, 3)
+    assert evaluation.compare(bare, first, "format_ok") == Comparison(2, 0, 3)
     assert evaluation.compare(bare, first) == Comparison(0, 0, 3)
 
 
@@ -134,7 +134,7 @@ def test_save_and_load(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "correct", "tagged"),
+    ("text", "correct", "format_ok"),
     [
         ("<reasoning>\n6 + 1\n</reasoning>\n<answer>\n7\n</answer>", 1, 1),
         ("<reasoning>\n6 + 1\n</reasoning>\n<answer>\n8\n</answer>", 0, 1),
@@ -143,9 +143,12 @@ def test_save_and_load(tmp_path):
         ("", 0, 0),
     ],
 )
-def test_grade_reads_untagged_answers_too(text, correct, tagged):
+def test_grade_reads_untagged_answers_too(text, correct, format_ok):
     graded = evaluation.grade("6 + 1?", "6 + 1 = 7\n#### 7", text, 9, False)
-    assert (graded.correct, graded.tagged) == (bool(correct), bool(tagged))
+    assert (graded.correct, graded.format_ok) == (
+        bool(correct),
+        bool(format_ok),
+    )
     assert (graded.question, graded.tokens) == ("6 + 1?", 9)
 
 
@@ -153,7 +156,7 @@ LATEX_GOLD = r"So the result is $\boxed{\frac{1}{2}}$."
 
 
 @pytest.mark.parametrize(
-    ("text", "correct", "tagged"),
+    ("text", "correct", "format_ok"),
     [
         ("<think>\n2 : 4\n</think>\n<answer>$0.5$</answer>", 1, 1),
         ("<think>\n4 : 2\n</think>\n<answer>$2$</answer>", 0, 1),
@@ -162,11 +165,14 @@ LATEX_GOLD = r"So the result is $\boxed{\frac{1}{2}}$."
         ("", 0, 0),
     ],
 )
-def test_grade_reads_latex_golds(text, correct, tagged):
+def test_grade_reads_latex_golds(text, correct, format_ok):
     graded = evaluation.grade(
         "2 : 4?", LATEX_GOLD, text, 9, False, evaluation.LATEX
     )
-    assert (graded.correct, graded.tagged) == (bool(correct), bool(tagged))
+    assert (graded.correct, graded.format_ok) == (
+        bool(correct),
+        bool(format_ok),
+    )
 
 
 @pytest.mark.parametrize(

@@ -357,8 +357,8 @@ def test_curves_of_one_run(tmp_path):
 
 
 def test_before_and_after_in_words():
-    before = graded("+---------", tagged="----------")
-    after = graded("+++-------", tagged="++++++++++")
+    before = graded("+---------", format_ok="----------")
+    after = graded("+++-------", format_ok="++++++++++")
     frame = figures.comparison_table(before, after).data
     form, right, cut, tokens, seconds = frame.to_dict("records")
     assert form["before"].startswith("0.0% [0, 28]")
@@ -463,8 +463,8 @@ def test_every_member_has_its_curve():
             "step": [1, 1, 2, 2],
             "member": [0, 1, 0, 2],
             "reward": [0.1, 0.2, 0.3, 0.4],
-            "zero_spread_share": [0.0] * 4,
-            "truncated_share": [0.0] * 4,
+            "frac_reward_zero_std": [0.0] * 4,
+            "clipped_ratio": [0.0] * 4,
         }
     )
     figure = figures_scale.population_curves(metrics)

@@ -72,7 +72,7 @@ def test_a_run_stopped_before_it_was_asked_has_no_figures(halved):
     board = grid.load(halved).leaderboard()
     row = figures.leaderboard_text(board).iloc[-1]
     assert row["ended"] == "by hand after step 1 of 2"
-    assert {row[name] for name in ("before", "after", "p", "cut")} == {"-"}
+    assert {row[name] for name in ("before", "after", "p", "clipped")} == {"-"}
     assert len(figures.leaderboard_figure(board).axes[0].get_yticks()) == 3
 
 
@@ -133,7 +133,7 @@ def live(monkeypatch):
 
 
 def row(step, **changes) -> dict:
-    names = ["reward", "zero_spread_share", "truncated_share", *PARTS]
+    names = ["reward", "frac_reward_zero_std", "clipped_ratio", *PARTS]
     values = {**dict.fromkeys(names, 0.25), "step": step, "seconds": 1.0}
     return {**values, **changes}
 

@@ -110,7 +110,7 @@ def test_every_setting_makes_another_run(tiny_qwen, tiny_splits):
         "micro_batch": 2,
         "load_in_4bit": False,
         "gradient_checkpointing": True,
-        "levers": (),
+        "optimizations": (),
         "target_modules": ("k_proj",),
         "lr_scheduler": "cosine",
         "optimizer": "adamw_bnb_8bit",
@@ -308,7 +308,7 @@ def test_the_adapter_is_what_was_evaluated(whole):
     policy = PeftModel.from_pretrained(policy, run.adapter)
     again = evaluation.evaluate(
         policy, tokenizer, killed_grid.questions().eval, 8, 3,
-        levers=memory.resolve(run.settings, 100).levers,
+        optimizations=memory.resolve(run.settings, 100).optimizations,
     )  # fmt: skip
     assert again.answers == run.evaluation.answers
 
@@ -640,7 +640,7 @@ def test_the_leaderboard_by_hand(tmp_path):
         tmp_path,
         1e-4,
         base,
-        graded("++--------", tagged="+++++-----"),
+        graded("++--------", format_ok="+++++-----"),
         metrics=["1.5,0.5,0.1,0.2", "2.5,0.75,0.3,0.4"],
     )
     written(tmp_path, 1e-3, base, graded("-+++++++--"), metrics=["1,2,0,0"])
@@ -664,15 +664,18 @@ def test_the_leaderboard_by_hand(tmp_path):
     )
     assert second["gain"] == pytest.approx(0.1)
     assert second["p_value"] == 1.0
-    assert (second["tagged_before"], second["tagged_after"]) == (0.1, 0.5)
+    assert (second["format_ok_before"], second["format_ok_after"]) == (
+        0.1,
+        0.5,
+    )
     assert (second["seconds"], second["peak_memory_gib"]) == (4.0, 0.75)
     assert second["tokens_after"] == 10
 
 
 def test_between_equals_the_better_tagged_comes_first(tmp_path):
     base = graded("----")
-    for rate, tagged in ((1e-2, "+---"), (1e-3, "+++-"), (1e-4, "++--")):
-        written(tmp_path, rate, base, graded("++--", tagged=tagged))
+    for rate, format_ok in ((1e-2, "+---"), (1e-3, "+++-"), (1e-4, "++--")):
+        written(tmp_path, rate, base, graded("++--", format_ok=format_ok))
     found = grid.load(tmp_path)
     assert [run.settings.learning_rate for run in found.done] == [
         1e-3, 1e-4, 1e-2,
@@ -725,11 +728,11 @@ def test_truncation_in_a_real_run_is_told(whole):
     """Eight tokens are hardly ever enough for the tiny models."""
     told = whole.warnings()
     for run in whole.runs:
-        share = run.metrics["truncated_share"].mean()
+        share = run.metrics["clipped_ratio"].mean()
         assert share > 0.8
         words = f"{share:.0%} of its completions"
         assert [text for text in told if words in text]
-    assert training.METRICS["truncated_share"] == "completions/clipped_ratio"
+    assert training.METRICS["clipped_ratio"] == "completions/clipped_ratio"
 
 
 # --- One run outside of a grid ----------------------------------------------
@@ -909,7 +912,7 @@ def test_as_many_processes_as_fit(
 
 def test_the_memory_is_divided_among_processes(monkeypatch, tiny_qwen):
     """Each has room for the largest run, and a tenth is left alone."""
-    one = quick_settings(tiny_qwen, levers=())
+    one = quick_settings(tiny_qwen, optimizations=())
     needed = memory.resolve(one, execute.PROMPT_TOKENS).memory
     monkeypatch.setattr(environment, "usable_cores", lambda: 8)
     for times, workers in ((2.9, 2), (3.1, 3)):

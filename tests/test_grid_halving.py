@@ -79,7 +79,10 @@ def test_the_better_half_goes_on():
 
 
 def test_between_equals_the_better_tagged_goes_on():
-    found = [graded("+-+-", tagged="----"), graded("+-+-", tagged="+---")]
+    found = [
+        graded("+-+-", format_ok="----"),
+        graded("+-+-", format_ok="+---"),
+    ]
     first, second = compare(2, found, 2)
     assert (first.decision, second.decision) == (STOPPED, PROMOTED)
     assert (first.cutoff, first.compared) == (0.5, 2)
@@ -243,7 +246,7 @@ def test_evaluation_at_a_rung_leaves_the_policy_as_it_was(
             assert training.train(trainer, until=until) == until
             evaluation.evaluate(
                 trainer.model, tokenizer, tiny_splits.eval, 8, 3,
-                levers=quick.levers,
+                optimizations=quick.optimizations,
             )  # fmt: skip
         weights = load_file(
             tmp_path / place / "checkpoint-3" / "adapter_model.safetensors"

@@ -25,7 +25,7 @@ from grpo_lab.profiles import (
     RunSettings,
 )
 from grpo_lab.prompts import longest_prompt
-from grpo_lab.speed import levers
+from grpo_lab.speed import optimizations
 
 PACE = grid.Pace(seconds=1.0, layers=2)
 
@@ -274,7 +274,7 @@ def test_the_plan_that_is_shown_is_the_run_that_is_trained(
     """Memory for the real prompts, and not for prompts of 512 tokens."""
     settings = quick_settings(
         tiny_qwen, gradient_checkpointing=True, micro_batch=4, max_steps=1,
-        levers=levers.without(["dequantised_copy"]),
+        optimizations=optimizations.without(["dequantised_copy"]),
     )  # fmt: skip
     _, tokenizer = load_policy(str(tiny_qwen))
     longest = longest_prompt(tokenizer, tiny_splits.train["prompt"])
@@ -294,7 +294,7 @@ def test_the_plan_that_is_shown_is_the_run_that_is_trained(
 
     def seen(resolved, *args, **kwargs):
         trainer = build(resolved, *args, **kwargs)
-        trained.append((resolved.memory, trainer.args, trainer.levers))
+        trained.append((resolved.memory, trainer.args, trainer.optimizations))
         return trainer
 
     monkeypatch.setattr(training, "build_trainer", seen)
@@ -307,4 +307,4 @@ def test_the_plan_that_is_shown_is_the_run_that_is_trained(
     assert not arguments.gradient_checkpointing
     assert {"no_checkpointing", "shared_prefix"} <= active
     [start] = read_json(found.runs[0].directory / "environment.json")
-    assert {*start["levers"]} == active
+    assert {*start["optimizations"]} == active

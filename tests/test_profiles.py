@@ -15,7 +15,7 @@ from grpo_lab.data import SOURCES
 from grpo_lab.errors import LabError
 from grpo_lab.profiles import PROFILES, RunSettings, choose, run_names
 from grpo_lab.settings import OPTIMIZERS
-from grpo_lab.speed.levers import LEVERS
+from grpo_lab.speed.optimizations import OPTIMIZATIONS
 
 
 def settings(**changes) -> RunSettings:
@@ -119,7 +119,7 @@ def test_a_profile_with_a_learners_own_values():
         ({"target_modules": "all-linear"}, "profiles.ALL_LINEAR"),
         ({"target_modules": []}, "at least one layer"),
         ({"target_modules": ["q_proj", ""]}, "at least one layer"),
-        ({"levers": "all"}, "LEVERS is 'all', but it must be a list"),
+        ({"optimizations": "all"}, "OPTIMIZATIONS is 'all', but it must be"),
         ({"lr_scheduler": "lineal"}, "no scheduler 'lineal'; choose one of"),
         ({"optimizer": "adam"}, "optimiser 'adam'; choose one of adamw_torch"),
         ({"model": None}, "MODEL is None"),
@@ -176,13 +176,13 @@ def test_settings_there_and_back():
 
 
 def test_a_record_of_an_older_version_still_loads():
-    """Whole numbers where a rate may have a fraction, and no levers yet."""
+    """Whole numbers where a rate may have a fraction, no optimizations."""
     record = settings(beta=0, top_p=1).to_dict()
     record["max_grad_norm"], record["num_epochs"] = 1, 2
-    del record["levers"]
+    del record["optimizations"]
     found = RunSettings(**record)
     assert (found.max_grad_norm, found.num_epochs) == (1.0, 2.0)
-    assert found.levers == tuple(LEVERS)
+    assert found.optimizations == tuple(OPTIMIZATIONS)
 
 
 def test_names_tell_runs_apart():

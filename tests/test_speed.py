@@ -21,7 +21,7 @@ from trl import GRPOTrainer
 from grpo_lab import environment, training
 from grpo_lab.errors import LabError
 from grpo_lab.profiles import RunSettings
-from grpo_lab.speed import levers
+from grpo_lab.speed import optimizations
 from grpo_lab.speed import trainer as speed
 from rewards import FIVE_PART
 
@@ -30,40 +30,42 @@ pytestmark = pytest.mark.numeric
 # --- The switch --------------------------------------------------------------
 
 
-def test_every_lever_is_on_unless_it_is_switched_off():
-    assert RunSettings("pocket-qwen", 1e-3).levers == tuple(levers.LEVERS)
-    assert levers.without([]) == tuple(levers.LEVERS)
-    assert levers.without(["all"]) == ()
-    left = levers.without(["zero_advantage"])
-    assert set(levers.LEVERS) - set(left) == {"zero_advantage"}
+def test_every_optimization_is_on_unless_it_is_switched_off():
+    assert RunSettings("pocket-qwen", 1e-3).optimizations == tuple(
+        optimizations.OPTIMIZATIONS
+    )
+    assert optimizations.without([]) == tuple(optimizations.OPTIMIZATIONS)
+    assert optimizations.without(["all"]) == ()
+    left = optimizations.without(["zero_advantage"])
+    assert set(optimizations.OPTIMIZATIONS) - set(left) == {"zero_advantage"}
 
 
 def test_what_needs_the_loop_goes_with_it():
-    left = levers.without(["decode_loop"])
-    assert not {"decode_loop", *levers.NEED_THE_LOOP} & set(left)
+    left = optimizations.without(["decode_loop"])
+    assert not {"decode_loop", *optimizations.NEED_THE_LOOP} & set(left)
     assert left
     with pytest.raises(LabError, match="part of 'decode_loop'"):
-        RunSettings("pocket-qwen", 1e-3, levers=("dequantised_copy",))
+        RunSettings("pocket-qwen", 1e-3, optimizations=("dequantised_copy",))
 
 
-def test_an_unknown_lever_is_named():
-    with pytest.raises(LabError, match="no lever 'turbo'.*LEVERS_OFF"):
-        levers.without(["turbo"])
-    with pytest.raises(LabError, match="no lever 'turbo'"):
-        RunSettings("pocket-qwen", 1e-3, levers=("turbo",))
+def test_an_unknown_optimization_is_named():
+    with pytest.raises(LabError, match="no optimization 'turbo'.*DISABLE"):
+        optimizations.without(["turbo"])
+    with pytest.raises(LabError, match="no optimization 'turbo'"):
+        RunSettings("pocket-qwen", 1e-3, optimizations=("turbo",))
 
 
-def test_levers_survive_json():
-    one = RunSettings("pocket-qwen", 1e-3, levers=("shared_prefix",))
+def test_optimizations_survive_json():
+    one = RunSettings("pocket-qwen", 1e-3, optimizations=("shared_prefix",))
     assert RunSettings(**one.to_dict()) == one
-    assert one.to_dict()["levers"] == ["shared_prefix"]
+    assert one.to_dict()["optimizations"] == ["shared_prefix"]
 
 
-def test_without_levers_it_is_trl_s_own_trainer(
+def test_without_optimizations_it_is_trl_s_own_trainer(
     tiny_qwen, questions, tmp_path
 ):
     plain = built(
-        quick_settings(tiny_qwen, levers=()), questions.train, tmp_path
+        quick_settings(tiny_qwen, optimizations=()), questions.train, tmp_path
     )
     assert type(plain) is GRPOTrainer
     assert plain.rollout_func is None
@@ -85,26 +87,26 @@ def test_threads_wait_a_moment_unless_the_reader_says_how(monkeypatch):
 # --- The seam ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("part", speed.SEAM)
-def test_trl_is_the_one_that_the_levers_were_proved_on(part):
-    assert speed.fingerprint(part) == speed.SEAM[part], (
+@pytest.mark.parametrize("part", speed.PINNED_TRL)
+def test_trl_is_the_one_that_the_optimizations_were_proved_on(part):
+    assert speed.fingerprint(part) == speed.PINNED_TRL[part], (
         f"TRL has changed {part}. Read what is new in it, see that the other "
-        "tests of this file hold, then put the new hash into speed.SEAM."
+        "tests of this file hold, then put the new hash into speed.PINNED_TRL."
     )
 
 
 def test_another_trl_is_refused(tiny_qwen, questions, tmp_path, monkeypatch):
-    monkeypatch.setitem(speed.SEAM, "_generate", "0123")
+    monkeypatch.setitem(speed.PINNED_TRL, "_generate", "0123")
     settings = quick_settings(tiny_qwen)
-    with pytest.raises(LabError, match="_generate is not .*LEVERS_OFF"):
+    with pytest.raises(LabError, match="_generate is not .*DISABLE"):
         built(settings, questions.train, tmp_path)
-    slow = dataclasses.replace(settings, levers=())
+    slow = dataclasses.replace(settings, optimizations=())
     assert built(slow, questions.train, tmp_path)
 
 
 def test_a_part_that_trl_has_no_more_is_a_change(monkeypatch):
     assert speed.fingerprint("_no_such_part") == ""
-    monkeypatch.setitem(speed.SEAM, "_no_such_part", "0123")
+    monkeypatch.setitem(speed.PINNED_TRL, "_no_such_part", "0123")
     with pytest.raises(LabError, match="_no_such_part"):
         speed.refuse_other_trl()
 

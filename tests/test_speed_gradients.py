@@ -17,26 +17,31 @@ from speed_helpers import (
 
 from grpo_lab import models, training
 from grpo_lab.profiles import RunSettings
-from grpo_lab.speed import levers
+from grpo_lab.speed import optimizations
 from grpo_lab.speed import trainer as speed
 
 pytestmark = pytest.mark.numeric
 
 
 @pytest.mark.parametrize(
-    "chosen", [("shared_prefix",), ("zero_advantage",), tuple(levers.LEVERS)],
+    "chosen",
+    [
+        ("shared_prefix",),
+        ("zero_advantage",),
+        tuple(optimizations.OPTIMIZATIONS),
+    ],
     ids="+".join,
-)  # fmt: skip
+)
 @pytest.mark.parametrize("model", POCKET)
 def test_gradients_are_those_of_trl(model, chosen, questions, tmp_path):
     settings = pocket_settings(model, temperature=0.8)
     trainer = built(settings, questions.train, tmp_path)
     batch = batch_of(trainer, questions.train)
-    trainer.levers = frozenset()
+    trainer.optimizations = frozenset()
     loss, expected = gradients(trainer, batch)
-    trainer.levers = frozenset(chosen)
-    with_levers, found = gradients(trainer, batch)
-    assert with_levers == pytest.approx(loss, abs=FLOAT32)
+    trainer.optimizations = frozenset(chosen)
+    with_optimizations, found = gradients(trainer, batch)
+    assert with_optimizations == pytest.approx(loss, abs=FLOAT32)
     assert_same_gradients(found, expected)
 
 
@@ -44,10 +49,10 @@ def test_with_dropout_each_completion_has_its_own(questions, tmp_path):
     settings = pocket_settings(lora_dropout=0.1)
     trainer = built(settings, questions.train, tmp_path)
     batch = batch_of(trainer, questions.train)
-    trainer.levers = frozenset(["shared_prefix"])
+    trainer.optimizations = frozenset(["shared_prefix"])
     torch.manual_seed(0)
     _, found = gradients(trainer, batch)
-    trainer.levers = frozenset()
+    trainer.optimizations = frozenset()
     torch.manual_seed(0)
     _, expected = gradients(trainer, batch)
     assert all(torch.equal(found[name], expected[name]) for name in expected)
@@ -64,20 +69,20 @@ def test_in_16_bit_a_run_works_and_nearly_agrees(
     settings = pocket_settings(max_steps=2)
     trainer = built(settings, questions.train, tmp_path / "32 bit")
     batch = batch_of(trainer, questions.train)
-    trainer.levers = frozenset()
+    trainer.optimizations = frozenset()
     _, exact = gradients(trainer, batch)
     adapter = weights_of(trainer)
     monkeypatch.setattr(models, "compute_dtype", lambda: torch.bfloat16)
-    chosen = levers.without(["dequantised_copy"])
-    settings = dataclasses.replace(settings, levers=chosen)
+    chosen = optimizations.without(["dequantised_copy"])
+    settings = dataclasses.replace(settings, optimizations=chosen)
     trainer = built(settings, questions.train, tmp_path / "16 bit")
     assert trainer.args.bf16
     trainer.model.load_state_dict(adapter, strict=False)
     _, found = gradients(trainer, batch)
-    trainer.levers = frozenset()
+    trainer.optimizations = frozenset()
     _, expected = gradients(trainer, batch)
     assert 0 < distance(found, exact) < 2 * distance(expected, exact) + 0.01
-    trainer.levers = frozenset(chosen)
+    trainer.optimizations = frozenset(chosen)
     training.train(trainer)
     rows = training.read_metrics(tmp_path / "16 bit" / "metrics.csv")
     assert len(rows) == 2 and all(row["entropy"] > 0 for row in rows)
@@ -95,12 +100,12 @@ def tokens_read(trainer, batch) -> int:
     return sum(count)
 
 
-def test_each_lever_of_the_gradient_saves_work(questions, tmp_path):
+def test_each_optimization_of_the_gradient_saves_work(questions, tmp_path):
     trainer = built(pocket_settings(), questions.train, tmp_path)
     batch = batch_of(trainer, questions.train)
     read = {}
     for chosen in ((), ("zero_advantage",), ("shared_prefix",)):
-        trainer.levers = frozenset(chosen)
+        trainer.optimizations = frozenset(chosen)
         read[chosen] = tokens_read(trainer, batch)
     assert read["zero_advantage",] <= read[()] / 2
     assert read["shared_prefix",] < 0.6 * read[()]
@@ -113,7 +118,7 @@ def test_where_nothing_teaches_the_gradients_are_zeros(questions, tmp_path):
     loss, found = gradients(trainer, batch)
     assert loss == 0
     assert found and not any(tensor.any() for tensor in found.values())
-    trainer.levers = frozenset()
+    trainer.optimizations = frozenset()
     plain_loss, plain = gradients(trainer, batch)
     assert plain_loss == 0
     assert not any(tensor.any() for tensor in plain.values())
@@ -123,7 +128,7 @@ def test_with_a_kl_penalty_every_completion_counts(questions, tmp_path):
     settings = pocket_settings(beta=0.04)
     trainer = built(settings, questions.train, tmp_path)
     # The settings have switched it off, so that it is forced here.
-    trainer.levers = frozenset(["zero_advantage", "shared_prefix"])
+    trainer.optimizations = frozenset(["zero_advantage", "shared_prefix"])
     batch = batch_of(trainer, questions.train)
     ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
     mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
@@ -135,7 +140,7 @@ def test_with_a_kl_penalty_every_completion_counts(questions, tmp_path):
             )[0]
         )
     _, found = gradients(trainer, batch)
-    trainer.levers = frozenset()
+    trainer.optimizations = frozenset()
     _, expected = gradients(trainer, batch)
     assert_same_gradients(found, expected)
 
@@ -146,9 +151,9 @@ def test_other_losses_keep_all_rows(questions, tmp_path):
     batch = batch_of(trainer, questions.train)
     for kind in ("grpo", "bnpo", "dr_grpo"):
         trainer.loss_type = kind
-        trainer.levers = frozenset(levers.LEVERS)
+        trainer.optimizations = frozenset(optimizations.OPTIMIZATIONS)
         _, found = gradients(trainer, batch)
-        trainer.levers = frozenset()
+        trainer.optimizations = frozenset()
         _, expected = gradients(trainer, batch)
         assert_same_gradients(found, expected)
 
@@ -210,7 +215,7 @@ class PlainRun:
 def plain_run(request, questions, tmp_path_factory) -> PlainRun:
     """Three steps of plain TRL, all that it hands to its loss recorded."""
     settings = pocket_settings(
-        micro_batch=request.param, levers=(), load_in_4bit=False,
+        micro_batch=request.param, optimizations=(), load_in_4bit=False,
         optimizer="sgd", lr_scheduler="constant", max_grad_norm=1.0,
     )  # fmt: skip
     settings = dataclasses.replace(settings, learning_rate=0.3)
@@ -253,14 +258,14 @@ def trained(trainer) -> list[float]:
 
 def largest_step_distance(plain: PlainRun, chosen, run_dir) -> float:
     """Of the gradient of any step from TRL's, from the same weights."""
-    settings = dataclasses.replace(plain.settings, levers=chosen)
+    settings = dataclasses.replace(plain.settings, optimizations=chosen)
     trainer = exact_trainer(settings, plain.rows, run_dir)
     distances = []
     for weights, batches in zip(plain.weights, plain.batches, strict=True):
         trainer.model.load_state_dict(weights, strict=False)
-        trainer.levers = frozenset()
+        trainer.optimizations = frozenset()
         expected = sum_of_gradients(trainer, batches)
-        trainer.levers = frozenset(chosen)
+        trainer.optimizations = frozenset(chosen)
         found = sum_of_gradients(trainer, batches)
         distances.append(distance(found, expected))
     return max(distances)
@@ -268,7 +273,7 @@ def largest_step_distance(plain: PlainRun, chosen, run_dir) -> float:
 
 def distance_at_the_end(plain: PlainRun, chosen, run_dir) -> float:
     """Of a run's change of the weights from that of TRL's run."""
-    settings = dataclasses.replace(plain.settings, levers=chosen)
+    settings = dataclasses.replace(plain.settings, optimizations=chosen)
     trainer = exact_trainer(settings, plain.rows, run_dir)
     rewards = trained(trainer)
     found = plain.moved(weights_of(trainer))

@@ -19,7 +19,7 @@ from speed_helpers import (
 from grpo_lab import grid, memory, models, training
 from grpo_lab.files import read_json, write_json
 from grpo_lab.profiles import RunSettings
-from grpo_lab.speed import levers
+from grpo_lab.speed import optimizations
 from rewards import FIVE_PART
 
 pytestmark = pytest.mark.numeric
@@ -30,7 +30,7 @@ ROOMY = memory.Share(memory.Device("CPU", 64, is_gpu=False))
 # --- Memory ------------------------------------------------------------------
 
 
-def test_levers_that_take_memory_are_left_out_where_there_is_none():
+def test_optimizations_that_take_memory_are_left_out_where_there_is_none():
     settings = RunSettings(
         "qwen2.5-0.5b", 1e-5, num_generations=8, completions_per_step=32,
         micro_batch=4, max_completion_length=512, gradient_checkpointing=True,
@@ -44,7 +44,9 @@ def test_levers_that_take_memory_are_left_out_where_there_is_none():
 
     def gone(gib: float, is_gpu: bool, one=settings) -> set[str]:
         share = memory.Share(memory.Device("here", gib / 0.9, is_gpu))
-        return {*one.levers} - {*memory.resolve(one, tokens, share).levers}
+        return {*one.optimizations} - {
+            *memory.resolve(one, tokens, share).optimizations
+        }
 
     cpu = {"dequantised_copy"}
     checkpointed = {"no_checkpointing", "shared_prefix"}
@@ -69,33 +71,33 @@ def test_levers_that_take_memory_are_left_out_where_there_is_none():
             {"lora_dropout": 0.1},
             {
                 "no_checkpointing", "decode_loop", "shared_prefix",
-                *levers.NEED_THE_LOOP,
+                *optimizations.NEED_THE_LOOP,
             },
         ),
     ],
     ids=str,
 )  # fmt: skip
-def test_levers_that_would_do_nothing_are_not_in_force(changed, gone):
+def test_optimizations_that_would_do_nothing_are_not_in_force(changed, gone):
     settings = RunSettings("pocket-qwen", 1e-3, **changed)
-    in_force = memory.resolve(settings, 512, ROOMY).levers
-    assert {*settings.levers} - {*in_force} == gone
+    in_force = memory.resolve(settings, 512, ROOMY).optimizations
+    assert {*settings.optimizations} - {*in_force} == gone
 
 
 def test_with_checkpointing_a_prefix_has_no_cache():
-    chosen = levers.without(["no_checkpointing"])
+    chosen = optimizations.without(["no_checkpointing"])
     settings = RunSettings(
-        "pocket-qwen", 1e-3, gradient_checkpointing=True, levers=chosen
+        "pocket-qwen", 1e-3, gradient_checkpointing=True, optimizations=chosen
     )
-    in_force = memory.resolve(settings, 512, ROOMY).levers
+    in_force = memory.resolve(settings, 512, ROOMY).optimizations
     assert {*chosen} - {*in_force} == {"shared_prefix"}
 
 
-def test_nothing_is_looked_up_for_a_run_without_levers():
-    unknown = RunSettings("no/such-model", 1e-3, levers=())
-    assert memory.resolve(unknown, 512).levers == ()
+def test_nothing_is_looked_up_for_a_run_without_optimizations():
+    unknown = RunSettings("no/such-model", 1e-3, optimizations=())
+    assert memory.resolve(unknown, 512).optimizations == ()
 
 
-def test_the_estimate_counts_what_levers_take():
+def test_the_estimate_counts_what_optimizations_take():
     settings = pocket_settings(gradient_checkpointing=True)
     shape = models.entry(settings.model)
     least = memory.estimate_memory(shape, settings, 100).total
@@ -104,7 +106,7 @@ def test_the_estimate_counts_what_levers_take():
     copied = shape.parameters * 4 / 2**30
     takes = memory.resolve(settings, 100).memory
     assert takes == pytest.approx(whole + copied)
-    plain = dataclasses.replace(settings, levers=())
+    plain = dataclasses.replace(settings, optimizations=())
     assert memory.resolve(plain, 100).memory == least < whole
 
 
@@ -119,7 +121,7 @@ def test_checkpointing_goes_where_memory_allows(
 
     assert not checkpoints(settings)
     off = dataclasses.replace(
-        settings, levers=levers.without(["no_checkpointing"])
+        settings, optimizations=optimizations.without(["no_checkpointing"])
     )
     assert checkpoints(off)
     small = memory.Device("CPU", 0.1, is_gpu=False)
@@ -129,13 +131,13 @@ def test_checkpointing_goes_where_memory_allows(
 
 def test_gradients_are_the_same_without_checkpointing(questions, tmp_path):
     settings = pocket_settings(
-        gradient_checkpointing=True, levers=("no_checkpointing",)
+        gradient_checkpointing=True, optimizations=("no_checkpointing",)
     )
     kept = built(settings, questions.train, tmp_path / "kept")
     assert not kept.args.gradient_checkpointing
     batch = batch_of(kept, questions.train)
     _, found = gradients(kept, batch)
-    plain = dataclasses.replace(settings, levers=())
+    plain = dataclasses.replace(settings, optimizations=())
     again = built(plain, questions.train, tmp_path / "again")
     assert again.args.gradient_checkpointing
     _, expected = gradients(again, batch)
@@ -163,7 +165,7 @@ def test_runs_of_a_grid_share_a_base_model(
         for model in (tiny_qwen, tiny_llama)
         for rate in (1e-3, 1e-2)
     ]
-    chosen = list(levers.LEVERS)
+    chosen = list(optimizations.OPTIMIZATIONS)
     together, loaded = grid_of(
         settings, questions, tmp_path / "1", monkeypatch
     )
@@ -171,12 +173,17 @@ def test_runs_of_a_grid_share_a_base_model(
         Counter(loaded)[str(m), True] for m in (tiny_qwen, tiny_llama)
     ] == [1, 1]
     first = together.runs[0].directory
-    assert read_json(first / "settings.json")["settings"]["levers"] == chosen
+    assert (
+        read_json(first / "settings.json")["settings"]["optimizations"]
+        == chosen
+    )
     [start] = read_json(first / "environment.json")
-    assert start["levers"] == [n for n in chosen if n != "no_checkpointing"]
-    alone = levers.without(["one_base"])
+    assert start["optimizations"] == [
+        n for n in chosen if n != "no_checkpointing"
+    ]
+    alone = optimizations.without(["one_base"])
     single, loaded = grid_of(
-        [dataclasses.replace(one, levers=alone) for one in settings],
+        [dataclasses.replace(one, optimizations=alone) for one in settings],
         questions,
         tmp_path / "4",
         monkeypatch,
@@ -192,16 +199,16 @@ def test_runs_of_a_grid_share_a_base_model(
         assert one.evaluation.answers == other.evaluation.answers
 
 
-def test_a_run_from_before_the_levers_had_none(
+def test_a_run_from_before_the_optimizations_had_none(
     tiny_qwen, questions, tmp_path, monkeypatch
 ):
     quick = quick_settings(tiny_qwen, max_steps=1)
     found, _ = grid_of([quick], questions, tmp_path, monkeypatch)
     path = found.runs[0].directory / "settings.json"
     record = read_json(path)
-    del record["settings"]["levers"]
+    del record["settings"]["optimizations"]
     write_json(path, record)
-    assert grid.load(tmp_path).runs[0].settings.levers == ()
+    assert grid.load(tmp_path).runs[0].settings.optimizations == ()
 
 
 def test_after_a_failure_the_base_model_is_loaded_anew(
@@ -235,7 +242,7 @@ def test_a_run_after_one_with_checkpointing_sees_its_prompts(
     """Layers that still checkpoint have no cache, and so no prompt."""
     first = pocket_settings(
         gradient_checkpointing=True,
-        levers=levers.without(["no_checkpointing"]),
+        optimizations=optimizations.without(["no_checkpointing"]),
     )
     first = dataclasses.replace(first, max_steps=1)
     trainer = built(first, questions.train, tmp_path / "first", moved=False)
@@ -254,7 +261,7 @@ def test_a_run_after_one_with_checkpointing_sees_its_prompts(
         if "lora_B" in name:
             tensor.data.normal_(std=0.05)
     _, found = gradients(again, batch)
-    again.levers = frozenset()
+    again.optimizations = frozenset()
     _, expected = gradients(again, batch)
     assert_same_gradients(found, expected)
     assert not again.model.is_activation_checkpointing
@@ -263,7 +270,7 @@ def test_a_run_after_one_with_checkpointing_sees_its_prompts(
 def test_a_released_base_model_is_as_it_was(tiny_qwen, questions, tmp_path):
     settings = quick_settings(
         tiny_qwen, gradient_checkpointing=True,
-        levers=levers.without(["no_checkpointing"]),
+        optimizations=optimizations.without(["no_checkpointing"]),
     )  # fmt: skip
     model, tokenizer = models.load_policy(settings.model)
     ids = torch.randint(5, 60, (2, 8))

@@ -20,7 +20,7 @@ from transformers import DynamicCache, Qwen2Config, Qwen2ForCausalLM
 
 from grpo_lab import evaluation, models, training
 from grpo_lab.errors import LabError
-from grpo_lab.speed import decoding, dequantised, levers
+from grpo_lab.speed import decoding, dequantised, optimizations
 from grpo_lab.speed.decoding import Sampling
 
 pytestmark = pytest.mark.numeric
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.numeric
 @pytest.mark.parametrize("model", POCKET)
 def test_greedy_rollouts_are_those_of_trl(model, chosen, questions, tmp_path):
     trainer = built(
-        pocket_settings(model, levers=chosen), questions.train, tmp_path
+        pocket_settings(model, optimizations=chosen), questions.train, tmp_path
     )
     trainer.generation_config.top_k = 1
     prompts = group_prompts(questions.train)
@@ -108,13 +108,13 @@ def spied_decode(monkeypatch) -> list:
     return seen
 
 
-@pytest.mark.parametrize("off", [None, *levers.NEED_THE_LOOP])
+@pytest.mark.parametrize("off", [None, *optimizations.NEED_THE_LOOP])
 def test_rollouts_sample_as_the_settings_say(
     off, questions, tmp_path, monkeypatch
 ):
-    chosen = levers.without([off] if off else [])
+    chosen = optimizations.without([off] if off else [])
     settings = pocket_settings(
-        temperature=0.9, top_p=0.8, top_k=7, levers=chosen
+        temperature=0.9, top_p=0.8, top_k=7, optimizations=chosen
     )
     trainer = built(settings, questions.train, tmp_path)
     calls = spied_decode(monkeypatch)
@@ -133,7 +133,9 @@ def test_the_loop_is_used_only_where_it_is_switched_on(
     questions, tmp_path, monkeypatch
 ):
     calls = spied_decode(monkeypatch)
-    off = pocket_settings(levers=levers.without(["decode_loop"]), max_steps=1)
+    off = pocket_settings(
+        optimizations=optimizations.without(["decode_loop"]), max_steps=1
+    )
     trainer = built(off, questions.train, tmp_path)
     assert trainer.rollout_func is None
     training.train(trainer)
@@ -141,7 +143,7 @@ def test_the_loop_is_used_only_where_it_is_switched_on(
     values = (trainer.model, trainer.processing_class, some, 4, 4)
     evaluation.evaluate(*values)
     assert not calls
-    evaluation.evaluate(*values, levers=["decode_loop"])
+    evaluation.evaluate(*values, optimizations=["decode_loop"])
     assert len(calls) == 1
 
 
@@ -168,11 +170,11 @@ def test_finished_rows_leave_the_batch(questions, tmp_path):
     ids, _, _ = trainer._tokenize_prompts(prompts)
     ends = trainer.eos_token_ids
     all_along = decoding.decode(
-        policy, ids, 40, ends, levers=["shared_prefill"]
+        policy, ids, 40, ends, optimizations=["shared_prefill"]
     )
     assert set(sizes) == {4, 16}  # the prefill has each prompt once
     sizes.clear()
-    decoding.decode(policy, ids, 1, ends, levers=[])
+    decoding.decode(policy, ids, 1, ends, optimizations=[])
     assert sizes == [16]
     sizes.clear()
     found = decoding.decode(policy, ids, 40, ends)
@@ -208,7 +210,7 @@ def test_a_policy_that_is_no_number_any_more_is_told(
 
 def test_a_failed_rollout_leaves_the_policy_in_training(questions, tmp_path):
     trainer = built(pocket_settings(), questions.train, tmp_path)
-    trainer.rollout_func._writer = lambda policy: 1 / 0
+    trainer.rollout_func._generation_model = lambda policy: 1 / 0
     with pytest.raises(ZeroDivisionError):
         trainer.rollout_func(group_prompts(questions.train), trainer)
     assert trainer.model.training
@@ -253,7 +255,7 @@ def test_rollouts_log_the_entropy_that_trl_would(questions, tmp_path):
     training.train(trainer)
     trainer.model.load_state_dict(state, strict=False)
     ids, mask, width = padded(trainer, seen)
-    trainer.levers = frozenset()
+    trainer.optimizations = frozenset()
     with torch.no_grad():
         _, entropies, _ = trainer._get_per_token_logps_and_entropies(
             trainer.model, ids, mask, width, compute_entropy=True
@@ -320,8 +322,8 @@ def test_after_the_training_the_copy_is_gone(questions, tmp_path):
     """The evaluation makes one of its own, and two may be too many."""
     trainer = built(pocket_settings(max_steps=1), questions.train, tmp_path)
     seen = []
-    write = trainer.rollout_func._writer
-    trainer.rollout_func._writer = lambda trainer: (
+    write = trainer.rollout_func._generation_model
+    trainer.rollout_func._generation_model = lambda trainer: (
         seen.append(write(trainer)) or seen[-1]
     )
     training.train(trainer)
@@ -363,12 +365,12 @@ def test_without_onednn_the_copy_multiplies_as_usual(
 
 
 @pytest.mark.parametrize("model", POCKET)
-def test_held_out_answers_are_the_same_with_levers(model, questions):
+def test_held_out_answers_are_the_same_with_optimizations(model, questions):
     policy, tokenizer = models.load_policy(model)
     values = (policy, tokenizer, questions.eval, 48, 16)
     plain = evaluation.evaluate(*values)
     for chosen in ROLLOUT_LEVERS:
-        found = evaluation.evaluate(*values, levers=chosen)
+        found = evaluation.evaluate(*values, optimizations=chosen)
         assert_same_answers(found, plain)
     assert len({answer.tokens for answer in plain.answers}) > 1
 
@@ -377,9 +379,13 @@ def test_the_copy_for_an_evaluation_has_the_adapter(questions, tmp_path):
     trainer = built(pocket_settings(), questions.train, tmp_path)
     values = (trainer.model, trainer.processing_class, questions.eval, 40, 40)
     plain = evaluation.evaluate(*values)
-    found = evaluation.evaluate(*values, levers=levers.LEVERS)
+    found = evaluation.evaluate(
+        *values, optimizations=optimizations.OPTIMIZATIONS
+    )
     assert_same_answers(found, plain)
     base = training.detach_adapter(trainer)
-    before = evaluation.evaluate(base, *values[1:], levers=levers.LEVERS)
+    before = evaluation.evaluate(
+        base, *values[1:], optimizations=optimizations.OPTIMIZATIONS
+    )
     pairs = zip(before.answers, found.answers, strict=True)
     assert sum(one != other for one, other in pairs) > 4

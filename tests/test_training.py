@@ -146,7 +146,7 @@ def test_a_trainer_of_other_settings_is_refused(
 def test_a_repacked_layer_stops_the_run(build, tiny_llama):
     """The real thing: one forward in eval mode, then training."""
     _stops_when_repacked(
-        build(quick_settings(tiny_llama, levers=())),
+        build(quick_settings(tiny_llama, optimizations=())),
         "adapters of 4 layers have no grad",
     )
     _stops_when_repacked(
@@ -291,7 +291,7 @@ def test_rollouts_sample_as_the_settings_say(
     build, opinionated, tmp_path, monkeypatch
 ):
     settings = quick_settings(
-        opinionated, max_steps=1, temperature=0.9, levers=()
+        opinionated, max_steps=1, temperature=0.9, optimizations=()
     )
     trainer = build(settings, run_dir=tmp_path / "run")
     seen = []
@@ -409,7 +409,7 @@ def rows_of(run_dir) -> list[dict]:
 def test_groups_without_spread_are_counted(build, quick, tmp_path):
     training.train(build(quick, rewards=[constant]))
     rows = rows_of(tmp_path)
-    assert [row["zero_spread_share"] for row in rows] == [1.0] * 3
+    assert [row["frac_reward_zero_std"] for row in rows] == [1.0] * 3
     assert [row["reward_std"] for row in rows] == [0.0] * 3
     assert [row["reward"] for row in rows] == [1.0] * 3
 
@@ -429,14 +429,14 @@ def test_everything_is_logged_once(build, quick, tmp_path):
         assert row["reward"] == pytest.approx(row["variety"] + 1)
         assert row["constant"] == 1
         # 8 tokens are hardly ever enough for an untrained model
-        assert 0.5 <= row["truncated_share"] <= 1
+        assert 0.5 <= row["clipped_ratio"] <= 1
         assert 4 < row["mean_length"] <= 8
         assert row["seconds"] > 0
         assert 0.1 < row["memory_gib"] < 100
         assert row["kl"] is None  # beta is 0
         assert row["entropy"] > 0
-        assert 0 <= row["zero_spread_share"] <= 1
-    assert min(row["zero_spread_share"] for row in rows) < 1
+        assert 0 <= row["frac_reward_zero_std"] <= 1
+    assert min(row["frac_reward_zero_std"] for row in rows) < 1
     assert rows[0]["learning_rate"] == 1e-3
     told = [(step, total, row["reward"]) for step, total, row in seen]
     assert told == [(row["step"], 3, row["reward"]) for row in rows]

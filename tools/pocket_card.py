@@ -58,7 +58,7 @@ questions of the same kinds, so its figures differ a little.
 | --- | --- | --- |
 {rows}
 
-Of its greedy answers {tagged_greedy:.0%} are well tagged.
+Of its greedy answers {format_ok_greedy:.0%} are format ok.
 
 ## What it can't do
 
@@ -109,7 +109,7 @@ def write(folder: Path) -> None:
     """Write the card of the model in `folder`."""
     record = read_json(folder / "training.json")
     recipe = record["recipe"]
-    rows, tagged_greedy = measure(folder.name)
+    rows, format_ok_greedy = measure(folder.name)
     often = [kind for kind, share in corpus.SLIPS.items() if share > 0.5]
     text = CARD.format(
         name=recipe["name"],
@@ -128,7 +128,7 @@ def write(folder: Path) -> None:
         sloppy=", ".join(often),
         problems=PROBLEMS,
         rows=rows,
-        tagged_greedy=tagged_greedy,
+        format_ok_greedy=format_ok_greedy,
     )
     write_whole(folder / "README.md", text)
 

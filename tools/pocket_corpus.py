@@ -4,7 +4,7 @@ A base model that was trained on the web can do more than it does: it has
 seen right solutions and wrong ones, and answers in every shape. This corpus
 imitates that on purpose. `SLIPS` says how often a kind of problem is solved
 wrongly, `SHAPES` how often an answer takes each shape. A model trained on it
-has the ability (it often samples a right, well-tagged answer) but not the
+has the ability (it often samples a right, well-formed answer) but not the
 habit (its greedy answer is wrong in most kinds of problem and rarely tagged),
 and that gap is what GRPO can close.
 """

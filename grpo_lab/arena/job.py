@@ -178,7 +178,7 @@ def _train(directory: Path, status: Status) -> None:
 
     def progress(member, step: int, row: dict) -> None:
         nonlocal written
-        recent.append(row["truncated_share"])
+        recent.append(row["clipped_ratio"])
         if time.monotonic() - written > METRICS_SECONDS:
             _write_metrics(directory)
             written = time.monotonic()

@@ -14,7 +14,7 @@ ADAPTER_FILES = ("adapter_model.safetensors", "adapter_config.json")
 
 COLUMNS = (
     "step", "generation", "member", "completions", "learning_rate", "beta",
-    "reward", "reward_std", "zero_spread_share", "truncated_share",
+    "reward", "reward_std", "frac_reward_zero_std", "clipped_ratio",
     "mean_length", "loss", "grad_norm", "entropy", "kl", "failed_share",
     "seconds", "memory_gib",
 )  # fmt: skip

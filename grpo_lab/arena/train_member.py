@@ -165,7 +165,7 @@ class MemberTraining(Training):
             settings.max_completion_length,
             self.eval_batch_size,
             grader=self.task.grader,
-            levers=self.resolve(settings, tokenizer).levers,
+            optimizations=self.resolve(settings, tokenizer).optimizations,
         )
         for name, answers in zip(
             ("base", "best"), found.values(), strict=True

@@ -12,7 +12,7 @@ from grpo_lab import evaluation, memory, models
 from grpo_lab.data import Splits
 from grpo_lab.prompts import longest_prompt
 from grpo_lab.settings import RunSettings, run_names
-from grpo_lab.speed.dequantised import writer
+from grpo_lab.speed.dequantised import generation_model
 
 STEP_BY_ROLLOUTS = 2.5
 """Time of a step by that of its rollouts; 2.6 in the pocket grid on a CPU."""
@@ -44,14 +44,14 @@ def measure_pace(
     limit = settings.max_completion_length
     started = time.monotonic()
     longest = longest_prompt(tokenizer, splits.train["prompt"])
-    levers = memory.resolve(settings, longest).levers
+    optimizations = memory.resolve(settings, longest).optimizations
     evaluation.generate(
-        writer(policy, levers),
+        generation_model(policy, optimizations),
         tokenizer,
         prompts,
         limit,
         temperature=settings.temperature,
-        levers=levers,
+        optimizations=optimizations,
     )
     seconds = time.monotonic() - started
     return Pace(seconds, policy.config.num_hidden_layers)

@@ -21,7 +21,7 @@ LEADERBOARD = (
     "before", "before_low", "before_high",
     "after", "after_low", "after_high",
     "gain", "gain_low", "gain_high", "p_value",
-    "tagged_before", "tagged_after", "truncated_after", "tokens_after",
+    "format_ok_before", "format_ok_after", "truncated_after", "tokens_after",
     "seconds", "peak_memory_gib",
 )  # fmt: skip
 """Columns of `Grid.leaderboard`."""
@@ -217,9 +217,9 @@ class Grid:
             "gain_low": gain.interval[0],
             "gain_high": gain.interval[1],
             "p_value": gain.p_value,
-            "tagged_before": base.tagged_share,
-            "tagged_after": after.tagged_share,
-            "truncated_after": after.truncated_share,
+            "format_ok_before": base.format_ok_share,
+            "format_ok_after": after.format_ok_share,
+            "truncated_after": after.clipped_ratio,
             "tokens_after": after.mean_tokens,
         }
 
@@ -309,14 +309,14 @@ class Grid:
         told = []
         for run in self.done:
             name, metrics = run.name, run.metrics
-            cut = metrics["truncated_share"].mean()
+            cut = metrics["clipped_ratio"].mean()
             if cut > 0.2:
                 told.append(
                     f"{name}: {cut:.0%} of its completions were cut at "
                     f"{run.settings.max_completion_length} tokens and "
                     "earned little; raise MAX_COMPLETION_LENGTH."
                 )
-            idle = metrics["zero_spread_share"].mean()
+            idle = metrics["frac_reward_zero_std"].mean()
             if idle > 0.8:
                 told.append(
                     f"{name}: in {idle:.0%} of its groups every completion "

@@ -53,8 +53,8 @@ class RunState:
     @cached_property
     def settings(self) -> RunSettings:
         """What it trains with."""
-        # A run from before there were levers had none.
-        return RunSettings(**{"levers": ()} | self.record["settings"])
+        # A run from before there were optimizations had none.
+        return RunSettings(**{"optimizations": ()} | self.record["settings"])
 
     @property
     def steps(self) -> int:

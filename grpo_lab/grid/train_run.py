@@ -99,7 +99,11 @@ class Training:
         """A run's base model, loaded if the last one left another."""
         found, self.loaded = self.loaded, None
         wanted = settings.model, settings.load_in_4bit
-        if found and found[0] == wanted and "one_base" in settings.levers:
+        if (
+            found
+            and found[0] == wanted
+            and "one_base" in settings.optimizations
+        ):
             return found[1:]
         del found  # its memory, before the next one is loaded
         memory.free_memory()
@@ -107,7 +111,7 @@ class Training:
 
     def leave_base(self, settings: RunSettings, base: Base) -> None:
         """Leave the base model of a run that is done for the next one."""
-        if "one_base" in settings.levers:
+        if "one_base" in settings.optimizations:
             self.loaded = ((settings.model, settings.load_in_4bit), *base)
 
     def resolve(
@@ -140,7 +144,7 @@ class Training:
         """
         refuse_full_disk(directory)
         resolved = self.resolve(settings, base[1])
-        _note_levers(directory, resolved.levers)
+        _note_optimizations(directory, resolved.optimizations)
         trainer = training.build_trainer(
             resolved, self.task.splits.train, rewards, directory, *base,
             self.on_step and (lambda *step: self.on_step()),
@@ -165,7 +169,7 @@ class Training:
             policy, tokenizer, self.task.splits.eval,
             settings.max_completion_length, self.eval_batch_size,
             grader=self.task.grader,
-            levers=self.resolve(settings, tokenizer).levers,
+            optimizations=self.resolve(settings, tokenizer).optimizations,
         )  # fmt: skip
 
 
@@ -278,11 +282,11 @@ class GridTraining(Training):
         self.leave_base(settings, (model, tokenizer))
 
 
-def _note_levers(directory: Path, levers: Sequence[str]) -> None:
+def _note_optimizations(directory: Path, optimizations: Sequence[str]) -> None:
     """Add what makes this start faster to its entry."""
     path = directory / "environment.json"
     *before, last = read_json(path)
-    write_json(path, [*before, last | {"levers": list(levers)}])
+    write_json(path, [*before, last | {"optimizations": list(optimizations)}])
 
 
 def _once(path: Path, make: Callable[[Path], None], wait: bool) -> None:

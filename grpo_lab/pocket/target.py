@@ -61,7 +61,7 @@ def check_first_run(base: Evaluation, after: Evaluation) -> pd.DataFrame:
     """
     pairs = {
         what: compare(base, after, by)
-        for what, by in (("form", "tagged"), ("accuracy", "correct"))
+        for what, by in (("form", "format_ok"), ("accuracy", "correct"))
     }
     proven = any(pair.interval[0] > 0 for pair in pairs.values())
     rows = [

@@ -1,6 +1,6 @@
 """Faster than plain TRL, on the same work and with the same gradients.
 
-    levers       what there is: a name for each, which a run lists and can omit
+    optimizations  what there is: a name for each, which a run lists
     decoding     completions from any causal model: shared prefill, plain loop
     dequantised  a copy of a 4-bit policy that need not unpack its weights
     trainer      the seam: all that is touched of `trl.GRPOTrainer`

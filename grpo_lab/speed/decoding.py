@@ -22,7 +22,7 @@ from transformers.generation import (
 )
 
 from grpo_lab.errors import LabError
-from grpo_lab.speed.levers import LEVERS
+from grpo_lab.speed.optimizations import OPTIMIZATIONS
 
 SHRINK_AT = 1 / 8
 """Share of finished rows at which they leave the batch.
@@ -65,7 +65,7 @@ def decode(
     max_new_tokens: int,
     eos_token_ids: Collection[int],
     sampling: Sampling = GREEDY,
-    levers: Collection[str] = tuple(LEVERS),
+    optimizations: Collection[str] = tuple(OPTIMIZATIONS),
 ) -> Decoded:
     """A completion for each prompt.
 
@@ -75,13 +75,13 @@ def decode(
         max_new_tokens: of a completion, at least 1.
         eos_token_ids: each of them ends a completion.
         sampling: how tokens are drawn.
-        levers: "shared_prefill" reads equal prompts once, "finished_rows"
-            lets completions that have ended leave the batch.
+        optimizations: "shared_prefill" reads equal prompts once,
+            "finished_rows" lets completions that have ended leave the batch.
 
     Raises:
         LabError: the model's output is not a number.
     """
-    share = "shared_prefill" in levers
+    share = "shared_prefill" in optimizations
     state = _prefill(model, prompts, max_new_tokens, share)
     device = model.device
     written = torch.zeros(
@@ -105,7 +105,7 @@ def decode(
         if not left or step + 1 == max_new_tokens:
             break
         can_shrink = left <= (1 - SHRINK_AT) * len(alive)
-        if can_shrink and "finished_rows" in levers:
+        if can_shrink and "finished_rows" in optimizations:
             state.keep(alive)
             tokens, alive = tokens[alive], alive[alive]
         state.advance(model, tokens)

@@ -27,14 +27,16 @@ ADAPTER = "default"
 """PEFT's name for the one adapter of a policy."""
 
 
-def writer(policy: nn.Module, levers: Collection[str]) -> nn.Module:
+def generation_model(
+    policy: nn.Module, optimizations: Collection[str]
+) -> nn.Module:
     """The model that writes a policy's completions, as the policy is now.
 
     Args:
         policy: a causal model, with a LoRA adapter or none.
-        levers: those in force.
+        optimizations: those in force.
     """
-    if "dequantised_copy" in levers:
+    if "dequantised_copy" in optimizations:
         return DequantisedCopy(policy).model
     return _without_wrapper(policy)
 
@@ -123,7 +125,7 @@ def _refuse_other_adapters(layer: LoraLayer) -> None:
     if not is_plain:
         raise LabError(
             "Completions can come from a copy of a policy only if it has one "
-            "plain LoRA adapter, switched on. Take levers.without("
+            "plain LoRA adapter, switched on. Take optimizations.without("
             "['dequantised_copy']) for this policy."
         )
 

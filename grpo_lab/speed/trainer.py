@@ -1,9 +1,9 @@
-"""The seam: everything of `trl.GRPOTrainer` that the levers touch.
+"""Everything of `trl.GRPOTrainer` that the optimizations touch.
 
 Three places. Completions come through TRL's `rollout_func`. Rows whose
 advantage is 0 are left out in `compute_loss`. And the log-probabilities of a
 group are computed with one pass over its prompt, in a method that TRL keeps
-to itself. `SEAM` notes what was read there, and another TRL is refused.
+to itself. `PINNED_TRL` notes what was read there, and another TRL is refused.
 """
 
 import copy
@@ -22,7 +22,7 @@ from trl.trainer import utils
 
 from grpo_lab.errors import LabError
 from grpo_lab.speed import decoding
-from grpo_lab.speed.dequantised import DequantisedCopy, writer
+from grpo_lab.speed.dequantised import DequantisedCopy, generation_model
 
 ENTROPY = "rollouts/entropy"
 """Name under which rollouts log the entropy of all completions.
@@ -43,7 +43,7 @@ WHOLE_BATCH = ("num_items_in_batch",)
 ROWS_TOGETHER = 16
 """Completions of about one length that pass the policy together."""
 
-SEAM = {
+PINNED_TRL = {
     "_prepare_inputs": "f824e7fb07147956",
     "_generate": "2a27fdf8f5e6f356",
     "_generate_and_score_completions": "1fa48922792dcd5c",
@@ -52,27 +52,27 @@ SEAM = {
     "_compute_loss": "80295546bbdbf6f7",
     "add_fused_lm_head": "422d009f04b66659",
 }
-"""The parts of TRL that the levers take for granted, and a hash of each.
+"""The parts of TRL that the optimizations rest on, and a hash of each.
 
 What they take from transformers, its cache, is held by its version alone.
 """
 
 
 class FastTrainer(GRPOTrainer):
-    """`trl.GRPOTrainer` with levers.
+    """`trl.GRPOTrainer` with optimizations.
 
     Args:
-        levers: names of `levers.LEVERS`, those in force.
+        optimizations: names of `optimizations.OPTIMIZATIONS`, those in force.
         options: everything that `trl.GRPOTrainer` takes by name.
 
     Raises:
-        LabError: the installed TRL is not the one that the levers are for.
+        LabError: the installed TRL is not the one that they are for.
     """
 
-    def __init__(self, *, levers: Sequence[str], **options) -> None:
+    def __init__(self, *, optimizations: Sequence[str], **options) -> None:
         refuse_other_trl()
-        self.levers = frozenset(levers)
-        rollouts = Rollouts() if "decode_loop" in levers else None
+        self.optimizations = frozenset(optimizations)
+        rollouts = Rollouts() if "decode_loop" in optimizations else None
         with warnings.catch_warnings():
             # It may change, so its version is pinned.
             warnings.filterwarnings("ignore", ".*rollout_func")
@@ -102,7 +102,7 @@ class FastTrainer(GRPOTrainer):
         which TRL has counted before; others by those of the rows they see.
         """
         return (
-            "zero_advantage" in self.levers
+            "zero_advantage" in self.optimizations
             and self.beta == 0
             and self.loss_type == "dapo"
             and self.top_entropy_quantile == 1
@@ -145,7 +145,7 @@ class FastTrainer(GRPOTrainer):
     ) -> bool:
         """Whether one pass over a prompt is what TRL's many would be."""
         return (
-            "shared_prefix" in self.levers
+            "shared_prefix" in self.optimizations
             and batch_size >= rows
             and prompt > 1
             # With it there is no cache.
@@ -285,14 +285,14 @@ class Rollouts:
         trainer.model.eval()
         try:
             found = decoding.decode(
-                self._writer(trainer),
+                self._generation_model(trainer),
                 prompt_ids,
                 values.max_new_tokens,
                 trainer.eos_token_ids,
                 decoding.Sampling(
                     values.temperature, values.top_p, values.top_k
                 ),
-                trainer.levers,
+                trainer.optimizations,
             )
         finally:
             trainer.model.train(was_training)
@@ -305,10 +305,10 @@ class Rollouts:
             "logprobs": None,
         }
 
-    def _writer(self, trainer: FastTrainer) -> nn.Module:
+    def _generation_model(self, trainer: FastTrainer) -> nn.Module:
         """Who writes; of a copy there is one for the whole training."""
-        if "dequantised_copy" not in trainer.levers:
-            return writer(trainer.model, trainer.levers)
+        if "dequantised_copy" not in trainer.optimizations:
+            return generation_model(trainer.model, trainer.optimizations)
         if self.copy is None:
             self.copy = DequantisedCopy(trainer.model)
         else:
@@ -317,19 +317,19 @@ class Rollouts:
 
 
 def refuse_other_trl() -> None:
-    """Refuse a TRL whose code is not the one that the levers were proved on.
+    """Refuse a TRL other than the one that the optimizations were proved on.
 
     Raises:
         LabError: says what differs, and how to go on.
     """
-    for part, known in SEAM.items():
+    for part, known in PINNED_TRL.items():
         if fingerprint(part) != known:
             raise LabError(
                 f"TRL {trl.__version__} is installed, and its {part} "
                 "is not the one that the faster rollouts and gradients of "
                 "this project were checked against. Install the version that "
                 "requirements.txt names; or take TRL's own, slower ones: "
-                "LEVERS_OFF = ['all'] in lesson 03, levers=() in the "
+                "DISABLE = ['all'] in lesson 03, optimizations=() in the "
                 "settings of a run."
             )
 

@@ -1,6 +1,6 @@
-"""The levers: what makes a run faster, each with a name and a switch.
+"""The optimizations: what makes a run faster, each with a name and a switch.
 
-`RunSettings.levers` lists those of a run. Without any the trainer is
+`RunSettings.optimizations` lists those of a run. Without any the trainer is
 `trl.GRPOTrainer` as it is. Each gives the same greedy completions as TRL, but
 where two tokens tie, or the same gradients, but for rounding:
 `tests/test_speed_*.py` prove it one by one.
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from grpo_lab.errors import LabError
 
-LEVERS = {
+OPTIMIZATIONS = {
     "decode_loop": (
         "completions are written by a short loop in place of `generate`, "
         "which does more for every token than a rollout needs"
@@ -35,20 +35,20 @@ LEVERS = {
     ),
     "one_base": "the runs of a grid share one loaded base model",
 }
-"""What each lever does, by name."""
+"""What each optimization does, by name."""
 
 NEED_THE_LOOP = ("shared_prefill", "finished_rows", "dequantised_copy")
-"""Levers that are part of `decode_loop`."""
+"""Optimizations that are part of `decode_loop`."""
 
 
 def without(names: Sequence[str]) -> tuple[str, ...]:
-    """All levers but some; those that need one of these go with it.
+    """All optimizations but some; those that need one of these go with it.
 
     Args:
-        names: of `LEVERS`, or "all".
+        names: of `OPTIMIZATIONS`, or "all".
 
     Raises:
-        LabError: there is no such lever.
+        LabError: there is no such optimization.
     """
     if "all" in names:
         return ()
@@ -56,19 +56,19 @@ def without(names: Sequence[str]) -> tuple[str, ...]:
     gone = {*names}
     if "decode_loop" in gone:
         gone.update(NEED_THE_LOOP)
-    return tuple(name for name in LEVERS if name not in gone)
+    return tuple(name for name in OPTIMIZATIONS if name not in gone)
 
 
 def refuse_unknown(names: Sequence[str]) -> None:
-    """Refuse a name that is no lever's.
+    """Refuse a name that is no optimization's.
 
     Raises:
         LabError: says which there are.
     """
     for name in names:
-        if name not in LEVERS:
+        if name not in OPTIMIZATIONS:
             raise LabError(
-                f"There is no lever {name!r}; the levers are "
-                f"{', '.join(LEVERS)}. Type LEVERS_OFF = ['all'] for none "
+                f"There is no optimization {name!r}; the optimizations are "
+                f"{', '.join(OPTIMIZATIONS)}. Type DISABLE = ['all'] for none "
                 "of them, or [] for all."
             )
