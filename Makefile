@@ -8,19 +8,21 @@ INSTALLED := $(VENV)/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
-.PHONY: help demo lesson test test-fast test-slow test-cpus notebooks lint setup
+.PHONY: help demo lesson setup check quick test test-slow slow test-cpus
+.PHONY: notebooks lint stats
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo         install, then run lite/03_grid_search.ipynb here"
 	@echo "make lesson N=03  install, then run lite/03_*.ipynb here"
 	@echo "make setup        install only"
-	@echo "make test         install, then the whole test suite"
-	@echo "make test-fast    units and static checks only"
+	@echo "make check        lint, types and the quick tests: 3 minutes"
+	@echo "make test         install, then the whole test suite: 15 minutes"
 	@echo "make test-slow    what is too long for make test"
 	@echo "make test-cpus    the numeric tests as other CPUs would run them"
 	@echo "make notebooks    build notebooks/ and lite/ from sources/"
-	@echo "make lint         style of the code, and of what is built"
+	@echo "make lint         style and types of the code, and what is built"
+	@echo "make stats        lines of code, and how long the tests take"
 	@echo ""
 	@echo "ARGS='-p PROFILE pocket' goes to the runner of demo and lesson,"
 	@echo "PYTHON=python3.12 chooses the Python that .venv is made with."
@@ -55,15 +57,25 @@ lesson: $(INSTALLED)
 	    echo "Which lesson? Type for example: make lesson N=03"; exit 1; }
 	$(BIN)/python -m grpo_lab.runner $(LESSON) $(ARGS)
 
-test: $(INSTALLED)
-	$(BIN)/python -m pytest -m "not slow"
+# One process for each of two cores; tests of one file share a process, and so
+# their fixtures. tools/stats.py notes how long a tier takes, for `make stats`.
+PYTEST := $(BIN)/python -m pytest
+PARALLEL := -n 2 --dist loadgroup
 
-test-fast: $(INSTALLED)
-	$(BIN)/python -m pytest -m "not slow and not lesson"
+check: $(INSTALLED)
+	@$(BIN)/python tools/stats.py check $(MAKE) lint quick
+
+quick: $(INSTALLED)
+	$(PYTEST) -q -m "check and not slow" $(PARALLEL)
+
+test: $(INSTALLED)
+	@$(BIN)/python tools/stats.py test $(PYTEST) -m "not slow" $(PARALLEL)
 
 test-slow: $(INSTALLED)
-	$(BIN)/python -m pytest -m slow
-	$(BIN)/python tests/cpus.py
+	@$(BIN)/python tools/stats.py test-slow $(MAKE) slow test-cpus
+
+slow: $(INSTALLED)
+	$(PYTEST) -m slow
 
 test-cpus: $(INSTALLED)
 	$(BIN)/python tests/cpus.py
@@ -76,3 +88,6 @@ lint: $(INSTALLED)
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy
 	$(BIN)/python -m grpo_lab.build --check
+
+stats: $(INSTALLED)
+	@$(BIN)/python tools/stats.py

@@ -3,15 +3,16 @@ r"""How fast a grid is against plain TRL, on the same work.
     python benchmarks/grid_speed.py
 
 1. the pocket grid of lesson 03, as a loop over `trl.GRPOTrainer` with TRL's
-   own rollouts, and through `grpo_lab.grid`: the same questions, completions,
-   steps, seeds and settings, the same evaluation of each base model and of
-   each run. The loop keeps no checkpoints, the grid one for each
-   step. Seconds, completions per second, peak memory, held-out accuracy;
+   own rollouts, and through `grpo_lab.grid`, in one process and with a run on
+   each core: the same questions, completions, steps, seeds and settings, the
+   same evaluation of each base model and of each run. The loop keeps no
+   checkpoints, the grid one for each step. Seconds, completions per second,
+   peak memory, held-out accuracy;
 2. what each optimization brings: steps of the first pocket run without it;
 3. SmolLM2-135M in 4 bit, rollouts and whole steps;
 4. the lite models likewise, where there is a GPU.
 
-The two ways alternate, each time in a process of its own; a ratio is the
+The ways take turns, each time in a process of its own; a ratio is the
 median over the pairs, above 1 where grpo_lab is better. Where a step's time
 goes is told for both. Optimizations are switched off in turn in one process,
 each time in another order. Plain TRL's threads wait for each other as
@@ -61,6 +62,12 @@ from grpo_lab.speed.trainer import FastTrainer  # noqa: E402
 from rewards import FIVE_PART  # noqa: E402
 
 WAYS = ("plain TRL", "grpo_lab")
+WORKERS = "grpo_lab, a run per core"
+"""The grid as it runs by default: processes of one thread, one for a core.
+
+Its parts are not timed, for they are those of the workers.
+"""
+
 USUAL_WAIT = {"GOMP_SPINCOUNT": "300000"}
 """How long the threads of PyTorch on Linux wait if nothing is set."""
 
@@ -98,7 +105,7 @@ def main() -> None:
             {"what": "grid", "seed": 42 + pair, "steps": options.max_steps}
             for pair in range(options.pairs)
         ]
-        figures["pocket grid"] = _pairs(jobs)
+        figures["pocket grid"] = _pairs(jobs, (*WAYS, WORKERS))
         _tell_grid(figures["pocket grid"])
     if options.only in (None, "optimizations"):
         job = {"what": "optimizations", "way": WAYS[1], "steps": 8}
@@ -120,11 +127,11 @@ def main() -> None:
 # --- Measuring ---------------------------------------------------------------
 
 
-def _pairs(jobs: list[dict]) -> list[dict]:
-    """Both ways for each job, in turn, the first one alternating."""
+def _pairs(jobs: list[dict], ways: tuple[str, ...] = WAYS) -> list[dict]:
+    """All ways for each job, in turn, the first one alternating."""
     found = []
     for index, job in enumerate(jobs):
-        order = WAYS if index % 2 == 0 else WAYS[::-1]
+        order = ways if index % 2 == 0 else ways[::-1]
         found.append({way: _measured(job | {"way": way}) for way in order})
     return found
 
@@ -223,7 +230,11 @@ def _grid(job: dict, folder: Path) -> dict:
         eval_rows=POCKET.eval_rows,
         seed=job["seed"],
     )
-    run_all = _plain_grid if job["way"] == WAYS[0] else _our_grid
+    run_all = {
+        WAYS[0]: _plain_grid,
+        WAYS[1]: partial(_our_grid, workers=1),  # as the loop: one process
+        WORKERS: _our_grid,
+    }[job["way"]]
     found = zip(run_names(runs), run_all(runs, splits, folder), strict=True)
     return {
         "runs": {
@@ -240,14 +251,14 @@ def _grid(job: dict, folder: Path) -> dict:
     }
 
 
-def _our_grid(runs, splits, folder) -> list[tuple]:
+def _our_grid(runs, splits, folder, workers=None) -> list[tuple]:
     """An evaluation and the rewards of all steps, for each run."""
     found = grid.run(
         runs,
         grid.Task(splits, FIVE_PART),
         folder / "grid",
         POCKET.eval_batch_size,
-        workers=1,  # as the loop has: one process and all of its threads
+        workers=workers,
     )
     found.raise_failures()
     return [(run.evaluation, [*run.metrics["reward"]]) for run in found.runs]
@@ -369,9 +380,19 @@ def _model(job: dict, folder: Path) -> dict:
 def _tell_grid(pairs: list[dict]) -> None:
     print("\nThe pocket grid of lesson 03")
     _tell_times(pairs, ("training",))
+    _tell_workers(pairs)
     _tell_parts(pairs)
     _tell_learning(pairs, "accuracy", "Held-out accuracy in percent", 100)
     _tell_learning(pairs, "reward", "Reward in the last quarter of the steps")
+
+
+def _tell_workers(pairs: list[dict]) -> None:
+    """What a run on each core takes, all in all, against plain TRL."""
+    took = statistics.median(pair[WORKERS]["seconds"] for pair in pairs)
+    ratio = statistics.median(
+        pair[WAYS[0]]["seconds"] / pair[WORKERS]["seconds"] for pair in pairs
+    )
+    print(f"  {WORKERS}, all in all: {took:.0f} s, ratio {ratio:.2f}")
 
 
 def _tell_learning(

@@ -25,6 +25,34 @@ from grpo_lab.settings import RunSettings  # noqa: E402
 # every child process would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+STARTS = {
+    "tiny_qwen": "torch",
+    "tiny_llama": "torch",
+    "machines": "ray",
+}
+"""What a fixture starts: the mark of a test that uses it.
+
+A module whose tests start something themselves says so in its `pytestmark`.
+"""
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
+def pytest_collection_modifyitems(items):
+    """Mark tests by what they start; those that start nothing are quick.
+
+    The tests of a file run in one process, for its fixtures, and all that
+    need a cluster in the same one.
+    """
+    for item in items:
+        for fixture in STARTS.keys() & {*item.fixturenames}:
+            item.add_marker(STARTS[fixture])
+        kinds = {mark.name for mark in item.iter_markers()}
+        if not kinds & {"torch", "process", "ray", "server", "lesson"}:
+            item.add_marker("check")
+        group = "ray" if "ray" in kinds else item.path.stem
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
 TINY = {
     "hidden_size": 64,
     "num_layers": 2,
