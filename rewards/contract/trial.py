@@ -133,6 +133,16 @@ class Trial:
             if self._spent():
                 return
             self.repeats[change] = list(zip(some, before, call(), strict=True))
+        self.repeats["nothing"] += self._against_the_first_time()
+
+    def _against_the_first_time(self) -> list[tuple[Probe, Score, Score]]:
+        """Score a group again as it was when its completions were new.
+
+        A reward that remembers what it has seen gives other scores then.
+        """
+        probes, before = zip(*self.judged[0][:GROUP], strict=True)
+        after = self._call(list(probes))
+        return list(zip(probes, before, after, strict=True))
 
     def _score(self, todo: list[Probe]) -> list[Pair]:
         """Score probes in groups; those for which there is no time are left.
