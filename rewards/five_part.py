@@ -107,7 +107,7 @@ def correctness_reward(
     answers = [extract_answer(text, policy) for text in turns]
     outcomes = list(map(compare_numbers, answers, golds))
     report("correctness_reward", outcomes, {"answer": answers}, **kwargs)
-    return [outcome.pay(CORRECT) for outcome in outcomes]
+    return [outcome.score(CORRECT) for outcome in outcomes]
 
 
 def integer_reward(

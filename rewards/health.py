@@ -22,9 +22,9 @@ Log = Callable[[str, Any], None]
 class Outcome(StrEnum):
     """What became of one completion.
 
-    >>> Outcome.RIGHT.pay(2.0), Outcome.UNREADABLE.pay(2.0)
+    >>> Outcome.RIGHT.score(2.0), Outcome.UNREADABLE.score(2.0)
     (2.0, 0.0)
-    >>> print(Outcome.NO_GOLD.pay(2.0))
+    >>> print(Outcome.NO_GOLD.score(2.0))
     None
     """
 
@@ -45,7 +45,7 @@ class Outcome(StrEnum):
     SCORED = "scored"
     """A reward file gave a number, which may mean anything."""
 
-    def pay(self, right: float) -> float | None:
+    def score(self, right: float) -> float | None:
         """Return `right` for the right answer, None without a gold, else 0.0.
 
         TRL leaves None out of the sum of the rewards.

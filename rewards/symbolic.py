@@ -97,7 +97,7 @@ def accuracy_reward(
     answers = [extract_answer(text, policy) for text in turns]
     outcomes = grade(answers, golds)
     report("accuracy_reward", outcomes, {"answer": answers}, **kwargs)
-    return [outcome.pay(1.0) for outcome in outcomes]
+    return [outcome.score(1.0) for outcome in outcomes]
 
 
 def is_equivalent(
@@ -115,7 +115,7 @@ def is_equivalent(
     Source: math_verify by Hugging Face, with a comparison by values.
     """
     answer = extract_answer(completion, policy)
-    pay = grade([answer], [gold])[0].pay(1.0)
+    pay = grade([answer], [gold])[0].score(1.0)
     return None if pay is None else bool(pay)
 
 

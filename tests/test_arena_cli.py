@@ -714,7 +714,7 @@ def test_a_real_submission_from_the_data_to_the_job(
     )
     shown = typed(submit).out
     assert "resource_id arena-medium is a machine of AgileRL's" in shown
-    assert "golds can be read" in shown
+    assert "answers can be read" in shown
     assert "completions in all" in shown
     assert started == [home / "experiments" / "gsm8k-grpo-v1"]
     assert "nothing is written over it" in typed(submit, code=2).err

@@ -313,7 +313,7 @@ REFUSED = {
     "no valid Python": {"text": "def reward(:"},
     "timeout": {"text": HEAD + "\n    while True: pass"},
     "is finite": {"text": HEAD + "return float('nan')"},
-    "pays for right": {"text": HEAD + "return 0.0"},
+    "rewards right answers": {"text": HEAD + "return 0.0"},
     # The experiment keeps the file alone, so it is proved alone.
     "my_helper.*the file alone": {"text": "import my_helper\n" + REWARD},
 }
@@ -348,7 +348,7 @@ def test_a_reward_that_never_pays_can_be_forced_and_may_print(
     text = HEAD + "print('x' * 1000); return 0.0"
     file = written(tmp_path, text)
     found = arena.submit_experiment(small(tiny_qwen), file, force=True)
-    assert not found.verdicts["pays for right"].passed
+    assert not found.verdicts["rewards right answers"].passed
     assert len(no_job) == 1
     assert "xxxx" not in capfd.readouterr().out
 

@@ -19,7 +19,7 @@ def score(reward, *texts, **kwargs):
 
 
 def test_only_the_right_answer_is_paid_and_no_gold_is_left_out():
-    pays = {outcome: outcome.pay(2.0) for outcome in Outcome}
+    pays = {outcome: outcome.score(2.0) for outcome in Outcome}
     assert pays.pop(Outcome.RIGHT) == 2.0
     assert pays.pop(Outcome.NO_GOLD) is None
     assert set(pays.values()) == {0.0}

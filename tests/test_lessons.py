@@ -277,7 +277,7 @@ def test_the_first_run_shows_its_faults(first_run):
     assert "at least 2" in results["refusals"]["TRL"]
     assert "other columns are: none" in results["refusals"]["rewards"]
     assert results["faults"]["cookbook pair"] == []
-    assert "pays for right" in results["faults"]["paid for effort"]
+    assert "rewards right answers" in results["faults"]["paid for effort"]
 
 
 def test_the_first_run_shows_what_it_promises(first_run):
@@ -369,7 +369,7 @@ def test_the_mistakes_are_refused_with_the_remedy(evolved):
     assert "algorithm.group_size" in told["a group of one"]
     assert "algorithm.beta" in told["a misspelt key"]
     assert "create_dataset" in told["no such dataset"]
-    assert "pays for right" in told["a reward that never pays"]
+    assert "rewards right answers" in told["a reward that never pays"]
     assert len(told) == 4
 
 

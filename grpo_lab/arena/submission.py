@@ -24,7 +24,7 @@ from rewards.contract import Verdicts, check_reward, load_reward
 CHECKED_ROWS = 200
 """Rows of the data set that a reward file is checked on at most."""
 
-PAYS = "pays for right"
+PAYS = "rewards right answers"
 """The verdict without which nothing can be learned."""
 
 CALLS = ("runs", "gives a number", "is finite")

@@ -1,13 +1,10 @@
 """Prove a reward on the real data, before any training.
 
-`check_reward` calls a reward with completions that are built from the golds
-of the data: right ones in every form that prompts ask for, and wrong, empty,
-swapped, cut, copied and hedging ones. A reward that can't tell them apart
-would train for hours towards nothing, or towards a trick.
-
-The reward is a reward file (see rewards.contract.reward_file), which is run
-in a process of its own with a deadline, or any function with TRL's signature,
-or a list of both, whose sum is judged as a trainer would add it up.
+`check_reward` calls a reward with completions that are built from the
+reference answers of the data: right ones in every form that prompts ask for,
+and wrong, empty, swapped, truncated, copied and hedging ones. A reward that
+can't tell them apart would train for hours towards nothing, or towards a
+trick.
 """
 
 from __future__ import annotations
@@ -35,25 +32,25 @@ _ADVICE = {
     "text there is.",
     "gives a number": "Return a float in every branch, for example 0.0.",
     "is finite": "Look for a division by zero or a logarithm, and bound it.",
-    "not for wrong": "Compare the whole answer with the gold, as numbers and "
-    "exactly.",
+    "not for wrong": "Compare the whole answer with the reference, as numbers "
+    "and exactly.",
     "not for swapped": "Compare with the gold of this row, not with any "
     "number.",
     "not for empty": "Return 0.0 when the completion holds no answer.",
-    "not for tags only": "Pay less for the form than for being right.",
+    "not for tags only": "Reward the form less than being right.",
     "not for truncated": "Read the answer from a closed tag, a box or a last "
     "statement only.",
-    "not for a hedge": "Compare the whole answer: finding the gold somewhere "
-    "in it is not enough, or the policy learns to list many.",
-    "not for a placeholder": "Pay for the answer, not for something between "
-    "the tags.",
+    "not for a hedge": "Compare the whole answer: finding the right one "
+    "somewhere in it is not enough, or the policy learns to list many.",
+    "not for a placeholder": "Reward the answer, not something between the "
+    "tags.",
     "not for the question": "Read the answer where the prompt asks for it, "
     "not anywhere.",
-    "pays for many lines": "In a pattern . stops at the end of a line: use "
+    "rewards long reasoning": "In a pattern . stops at the end of a line: use "
     "re.DOTALL. If length costs something on purpose, let it cost less than "
-    "being right pays.",
+    "being right earns.",
     "varies in a group": "A group in which all get the same teaches nothing: "
-    "pay the right answer more.",
+    "score the right answer higher.",
     "same score twice": "Take chance, counters, clocks and caches out of the "
     "function.",
     "same in any order": "Match completions and columns one by one, with "
@@ -67,8 +64,8 @@ _ADVICE = {
     "make a copy before you change one.",
     "fast enough": "Make it faster, plan fewer rollouts, or say what it may "
     "take: check_reward(..., limit_seconds=...).",
-    "golds can be read": "A gold needs ####, a box, a number or a short "
-    "answer: look whether the column is the right one.",
+    "answers can be read": "A reference answer needs ####, a box, a number or "
+    "a short text: look whether the column is the right one.",
 }
 # What to do instead when the reason of a failed call holds these words.
 _REMEDIES = {
@@ -82,16 +79,13 @@ _CALLS = {
     "gives a number": ("no number",),
     "is finite": ("not finite",),
 }
-# What should not be paid like a right answer: its kind of probe, in words.
+# What should not score like a right answer: its kind of probe, in words.
 _TRAPS = {
     "not for wrong": ("wrong", "a wrong answer"),
     "not for swapped": ("swapped", "the answer of another row"),
     "not for empty": ("empty", "an empty text"),
     "not for tags only": ("tags only", "tags without an answer"),
-    "not for truncated": (
-        "truncated",
-        "a text that was cut before its answer",
-    ),
+    "not for truncated": ("truncated", "a text that ends before its answer"),
     "not for a hedge": ("hedge", "a list of several answers"),
     "not for a placeholder": (
         "placeholder",
@@ -120,17 +114,16 @@ def check_reward(
     `reward` is the path of a reward file, its function itself, a function
     with TRL's signature (it may be asynchronous), or a list of those, judged
     as a sum in which None is left out. `rows` are dicts, or a dataset, with a
-    gold answer in `answer`, `solution` or `ground_truth`, and a question in
-    `question`, `problem` or `prompt`; the first 20 with a readable gold are
-    used. After a minute what was seen until then is judged.
+    reference answer in `answer`, `solution` or `ground_truth`, and a question
+    in `question`, `problem` or `prompt`; the first 20 whose answer can be
+    read are used. After a minute what was seen until then is judged.
 
     `rollouts` is how many completions the training will score, and
     `limit_seconds` what that may take; `seconds` is what one call of a reward
     file may take.
 
     Returns Verdicts: print it, or ask `verdicts.passed`, or
-    `verdicts["pays for right"].passed`, which is False when the reward can't
-    pay for the data's own golds. What can't be judged is None.
+    `verdicts["rewards right answers"].passed`. What can't be judged is None.
 
     A function is called in this process, where nothing can end it: one that
     loops for ever hangs the check, and `os._exit` ends the program. A reward
@@ -144,7 +137,7 @@ def check_reward(
     >>> rows = [{"question": "9 + 9?", "answer": "18"},
     ...         {"question": "3 + 4?", "answer": "7"}]
     >>> verdicts = check_reward(careless, rows)
-    >>> verdicts["pays for right"].passed
+    >>> verdicts["rewards right answers"].passed
     True
     >>> [verdict.name for verdict in verdicts.failures]
     ['not for wrong', 'not for a hedge']
@@ -168,14 +161,14 @@ def check_reward(
     rows = [_Row.of(scored) for scored in trial.judged]
     verdicts = [
         *_calls(trial),
-        _pays(trial, rows),
+        _rewards_right(trial, rows),
         *(_not_for(rows, name, *trap) for name, trap in _TRAPS.items()),
-        _many_lines(rows),
+        _long_reasoning(rows),
         _varies(rows),
         *_stays(trial),
         _leaves_alone(trial),
         _fast(trial, rollouts, limit_seconds),
-        _golds(*unread),
+        _answers(*unread),
     ]
     return Verdicts(subject.name, trial.form, tuple(verdicts))
 
@@ -187,37 +180,37 @@ class _Row:
     Attributes:
         pairs: by kind, the probes that have a number, and it.
         right: the probe of the right answer.
-        pay: what that got, or None.
-        paid: whether that is more than an empty text gets, and more than
+        score: what that got, or None.
+        rewarded: whether that is more than an empty text gets, and more than
             at least one wrong answer.
     """
 
     pairs: dict[str, list[tuple[Probe, float]]]
     right: Probe
-    pay: float | None
-    paid: bool
+    score: float | None
+    rewarded: bool
 
     @classmethod
-    def of(cls, scored: Any) -> _Row:
+    def of(cls, scored: list[Pair]) -> _Row:
         pairs: dict[str, list[tuple[Probe, float]]] = {}
         for probe, score in scored:
             if score.value is not None:
                 pairs.setdefault(probe.kind, []).append((probe, score.value))
         right, score = scored[0]
-        nothing = [value for _, value in pairs.get("empty", [])] or [
+        others = [
             value
             for kind, found in pairs.items()
             if kind not in ("right", "many lines")
             for _, value in found
         ]
-        bars = [max(nothing) if "empty" in pairs else min(nothing, default=0)]
+        nothing = [value for _, value in pairs.get("empty", [])]
+        bars = [max(nothing) if nothing else min(others, default=0.0)]
         bars += [min(v for _, v in pairs["wrong"])] if "wrong" in pairs else []
-        pay = score.value
-        paid = pay is not None and pay > max(bars) + LEAST
-        return cls(pairs, right, pay, paid)
+        rewarded = score.value is not None and score.value > max(bars) + LEAST
+        return cls(pairs, right, score.value, rewarded)
 
     def most(self, *kinds: str) -> tuple[Probe, float] | None:
-        """Return the best paid (probe, value) of these kinds, or None."""
+        """Return the (probe, score) of these kinds that scores best."""
         found = [pair for kind in kinds for pair in self.pairs.get(kind, [])]
         return max(found, key=lambda pair: pair[1], default=None)
 
@@ -264,10 +257,10 @@ def _call_failed(
     return Verdict(name, False, seen, probe.text, advice)
 
 
-def _pays(trial: Trial, rows: list[_Row]) -> Verdict:
-    name = "pays for right"
+def _rewards_right(trial: Trial, rows: list[_Row]) -> Verdict:
+    name = "rewards right answers"
     if not trial.pairs:
-        return Verdict(name, None, "not tried: no gold can be read")
+        return Verdict(name, None, "not tried: no reference can be read")
     if not rows:
         return Verdict(
             name,
@@ -276,38 +269,35 @@ def _pays(trial: Trial, rows: list[_Row]) -> Verdict:
             trial.pairs[0][0].text,
             "Let a call end in time, then check again.",
         )
-    paid = [row for row in rows if row.paid]
-    means = ", ".join(
-        f"{_mean(rows, kind)} for {words}"
-        for kind, words in (
-            ("right", "a right answer"),
-            ("wrong", "a wrong one"),
-            ("empty", "an empty text"),
-        )
+    missed = [row for row in rows if not row.rewarded]
+    seen = (
+        f"{len(rows) - len(missed)} of {len(rows)} rows; on average "
+        f"{_mean(rows, 'right')} for a right answer, "
+        f"{_mean(rows, 'wrong')} for a wrong one, "
+        f"{_mean(rows, 'empty')} for an empty text"
     )
-    seen = f"{len(paid)} of {len(rows)} rows; on average {means}"
-    if len(paid) == len(rows):
+    if not missed:
         return Verdict(name, True, seen, rows[0].right.text)
-    row = next(row for row in rows if not row.paid)
-    return Verdict(name, False, seen, row.right.text, _why_unpaid(row))
+    row = missed[0]
+    return Verdict(name, False, seen, row.right.text, _why_not(row))
 
 
-def _why_unpaid(row: _Row) -> str:
-    gold = row.right.example.answer
+def _why_not(row: _Row) -> str:
+    """Return what to do when a right answer is not rewarded."""
     empty = row.most("empty")
-    if empty and (row.pay or 0) > empty[1] + LEAST:
+    if empty and (row.score or 0) > empty[1] + LEAST:
         cause = (
             "A wrong answer in the same form gets as much: only the form is "
-            "paid. If this reward is for the form alone, judge it together "
-            "with the one for right answers: check_reward([form, "
+            "rewarded. If this reward is for the form alone, judge it "
+            "together with the one for right answers: check_reward([form, "
             "correctness], rows). Else"
         )
     else:
-        cause = "It pays no form of the right answer here. So"
+        cause = "It rewards no form of the right answer here. So"
     return (
-        f"{cause} look how it reads the gold, which is {gold!r} in this row "
-        "and may stand at the end of a solution (GSM8K: after ####), and "
-        "compare numbers, not texts."
+        f"{cause} look how it reads the reference answer, which is "
+        f"{row.right.example.answer!r} in this row and may stand at the end "
+        "of a solution (GSM8K: after ####), and compare numbers, not texts."
     )
 
 
@@ -321,46 +311,48 @@ def _number(value: float) -> str:
     return f"{value:.4g}"
 
 
-def _not_for(rows: Any, name: str, kind: str, words: str) -> Verdict:
+def _not_for(rows: list[_Row], name: str, kind: str, words: str) -> Verdict:
     """Judge that this kind of completion gets less than a right one."""
-    paid = [row for row in rows if row.paid]
-    found = [(row, row.most(kind)) for row in paid if row.most(kind)]
-    if not found:
-        why = "nothing to try" if paid else "no right answer is paid"
+    tried = [
+        (row.score, most)
+        for row in rows
+        if row.rewarded and row.score is not None and (most := row.most(kind))
+    ]
+    if not tried:
+        rewarded = any(row.rewarded for row in rows)
+        why = "nothing to try" if rewarded else "no right answer is rewarded"
         return Verdict(name, None, why)
-    row, (probe, value) = min(found, key=lambda f: f[0].pay - f[1][1])
-    bad = sum(value >= row.pay - LEAST for row, (_, value) in found)
-    seen = (
-        f"{_number(value)} for {words}, {_number(row.pay)} for a right answer"
-    )
+    right, (probe, value) = min(tried, key=lambda pair: pair[0] - pair[1][1])
+    bad = sum(value >= right - LEAST for right, (_, value) in tried)
+    seen = f"{_number(value)} for {words}, {_number(right)} for a right answer"
     if bad:
-        seen += f": as much or more in {bad} of {len(found)} rows"
+        seen += f": as much or more in {bad} of {len(tried)} rows"
     return _judged(name, not bad, seen, probe.text)
 
 
-def _many_lines(rows: Any) -> Verdict:
-    name = "pays for many lines"
-    paid = [row for row in rows if row.paid]
-    if not paid:
-        return Verdict(name, None, "no right answer is paid")
-    bad = [row for row in paid if not _survives(row)]
-    row = (bad or paid)[0]
+def _long_reasoning(rows: list[_Row]) -> Verdict:
+    name = "rewards long reasoning"
+    right = [row for row in rows if row.rewarded]
+    if not right:
+        return Verdict(name, None, "no right answer is rewarded")
+    bad = [row for row in right if not _survives(row)]
+    row = (bad or right)[0]
     long = row.most("many lines")
     got = "no score" if long is None else _number(long[1])
     seen = (
         f"right with 20 lines of reasoning gets {got}, with one "
-        f"{_number(row.pay)}"
+        f"{_number(row.score or 0.0)}"
     )
-    text = long[0].text if long else row.right.text
     if bad:
-        seen += f", in {len(bad)} of {len(paid)} rows"
-    return _judged(name, not bad, seen, text)
+        seen += f", in {len(bad)} of {len(right)} rows"
+    return _judged(name, not bad, seen, (long or (row.right, 0))[0].text)
 
 
-def _survives(row: Any) -> bool:
-    """Tell whether a right answer with long reasoning is still paid."""
+def _survives(row: _Row) -> bool:
+    """Tell whether a right answer with long reasoning still scores."""
     others = [row.most("empty"), row.most("wrong")]
-    bars = [found[1] for found in others if found and found[1] < row.pay]
+    score = row.score or 0.0
+    bars = [found[1] for found in others if found and found[1] < score]
     long = row.most("many lines")
     return long is not None and long[1] > max(bars, default=-math.inf)
 
@@ -468,8 +460,8 @@ def _fast(trial: Trial, rollouts: int, limit_seconds: float) -> Verdict:
     return _judged(name, needed <= limit_seconds, seen)
 
 
-def _golds(unread: int, rows: int) -> Verdict:
-    name = "golds can be read"
+def _answers(unread: int, rows: int) -> Verdict:
+    name = "answers can be read"
     seen = f"{rows - unread} of {rows}"
     if unread in (0, rows):
         return _judged(name, not unread, seen)

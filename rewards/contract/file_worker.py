@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import inspect
 import os
+import shutil
 import sys
 import tempfile
 import types
@@ -19,7 +20,6 @@ from rewards.contract.reward_file import (
     CALL,
     Score,
     finite_score,
-    remove,
     told,
 )
 
@@ -123,28 +123,29 @@ def _check_call(function: Any, module: types.ModuleType) -> None:
             f"it must define a function named reward and defines {found}. "
             f"Write `{form}`"
         )
-    if (
-        inspect.iscoroutinefunction(function)
-        or inspect.isgeneratorfunction(function)
-        or inspect.isasyncgenfunction(function)
-    ):
+    flags = inspect.CO_GENERATOR | inspect.CO_COROUTINE
+    flags |= inspect.CO_ASYNC_GENERATOR
+    if getattr(getattr(function, "__code__", None), "co_flags", 0) & flags:
         raise _UnusableError(
             "its function reward is asynchronous or a generator (it has "
             "`async` or `yield`), so a call gives no number. Write a plain "
             f"`{form}` that returns one"
         )
     try:
-        signature = inspect.signature(function)
-        signature.bind(**dict.fromkeys(CALL))
+        inspect.signature(function).bind(**dict.fromkeys(CALL))
     except (TypeError, ValueError) as error:
-        has = "parameters that can't be seen"
-        if not isinstance(error, ValueError):
-            has = f"({', '.join(map(str, signature.parameters.values()))})"
         raise _UnusableError(
-            f"its function reward has {has} and is called by keyword as "
-            "reward(question=..., answer=..., completion=...). Write "
-            f"`{form}`"
+            f"its function reward{_signature(function)} can't be called as "
+            f"reward(question=..., answer=..., completion=...): {error}. "
+            f"Write `{form}`"
         ) from None
+
+
+def _signature(function: Any) -> str:
+    try:
+        return str(inspect.signature(function))
+    except ValueError:  # one written in C has none
+        return ""
 
 
 def _enter(folder: str) -> None:
@@ -153,7 +154,7 @@ def _enter(folder: str) -> None:
     A worker that takes the place of a lost one takes its folder, emptied.
     """
     own = os.path.join(os.path.realpath(folder), str(os.getppid()))
-    remove(own)
+    shutil.rmtree(own, ignore_errors=True)
     os.makedirs(own, exist_ok=True)
     with contextlib.suppress(FileNotFoundError):  # no working directory
         sys.path[:] = [

@@ -1,7 +1,8 @@
-r"""Completions that show what a reward pays for, built from a gold answer.
+r"""Completions that show what a reward scores, built from a reference answer.
 
 `examples_of` reads rows of data; `probes` builds, from one of them and one of
-FORMS, the completion that a reward should pay for and those that it shouldn't.
+FORMS, the completion that a reward should score best and those that it
+shouldn't.
 """
 
 import copy
@@ -19,7 +20,7 @@ MANY_LINES = "\n".join(
     f"{step}, I look at what is given and at what follows from it."
     for step in ("First", "Second", "Third", "Then", "After that") * 4
 )
-# The forms that prompts ask for. Of forms that pay the same the first counts.
+# The forms that prompts ask for. Of those that score alike the first counts.
 FORMS = {
     "<reasoning> and <answer>": (
         "<reasoning>\n{reasoning}\n</reasoning>\n"
@@ -55,13 +56,11 @@ _TAGS_ONLY = (
 
 @dataclass(frozen=True)
 class Example:
-    """A row of data, with what can be made of its gold.
+    """A row of data, with its question ("" where there is none).
 
     Attributes:
-        row: the row itself.
-        question: its question, "" where there is none.
-        answer: its gold answer without the solution around it.
-        wrong: answers that are not the gold.
+        answer: the reference answer without the solution around it.
+        wrong: other answers.
         swapped: the answer of another row, or None if all are the same.
     """
 
@@ -83,10 +82,10 @@ class Probe:
 
 
 def examples_of(rows: Any, most: int) -> tuple[list[Example], tuple[int, int]]:
-    """Return the first `most` examples, and how many golds can't be read.
+    """Return the first `most` examples, and how many answers can't be read.
 
     The count, a pair (unreadable, all), is over all rows. Raises RewardError
-    when there are no rows, or none with a column for the gold.
+    when there are no rows, or none with a column of reference answers.
 
     >>> rows = [{"question": "9 + 9?", "answer": "#### 18"},
     ...         {"question": "3 + 4?", "answer": "#### 7"},
@@ -103,34 +102,28 @@ def examples_of(rows: Any, most: int) -> tuple[list[Example], tuple[int, int]]:
             "There are no rows to check a reward on. Pass a few rows of the "
             "data that you will train on, for example rows=dataset."
         )
-    column = _gold_column(rows[0])
-    answers = [gold_answer(row.get(column)) for row in rows]
-    read = [i for i, answer in enumerate(answers) if answer is not None]
-    golds = [answer for answer in answers if answer is not None][:most]
-    examples = [
-        _example(rows[i], gold, golds)
-        for i, gold in zip(read, golds, strict=False)
-    ]
+    column = next((name for name in GOLD_COLUMNS if name in rows[0]), "")
+    if not column:
+        raise RewardError(
+            "The rows have no reference answers: they are read from the "
+            "column 'answer', 'solution' or 'ground_truth', and there are: "
+            f"{', '.join(map(str, rows[0])) or 'none'}. Rename yours: dataset "
+            "= dataset.rename_column('YOUR_COLUMN', 'answer')."
+        )
+    found = [(row, gold_answer(row.get(column))) for row in rows]
+    read = [(row, answer) for row, answer in found if answer is not None]
+    answers = [answer for _, answer in read[:most]]
+    examples = [_example(row, answer, answers) for row, answer in read[:most]]
     return examples, (len(rows) - len(read), len(rows))
 
 
 def right(example: Example, form: str) -> Probe:
-    """Return the probe of the right answer in this form.
-
-    >>> (one,), _ = examples_of([{"answer": "#### 18"}], 1)
-    >>> right(one, "the answer alone").text
-    '18'
-    """
+    """Return the probe of the right answer in this form."""
     return Probe("right", form, example, _fill(form, example.answer))
 
 
 def wrong(example: Example, form: str) -> Probe:
-    """Return the probe of a wrong answer in this form.
-
-    >>> (one,), _ = examples_of([{"answer": "#### 18"}], 1)
-    >>> wrong(one, "the answer alone").text
-    '19'
-    """
+    """Return the probe of a wrong answer in this form."""
     return Probe("wrong", form, example, _fill(form, example.wrong[0]))
 
 
@@ -146,6 +139,7 @@ def probes(example: Example, form: str) -> list[Probe]:
     """
     low, *others = example.wrong
     high = others[-1] if others else "none of these"
+    asked = example.question
     texts = {
         "right": [_fill(form, example.answer)],
         "many lines": [_fill(form, example.answer, MANY_LINES)],
@@ -156,7 +150,8 @@ def probes(example: Example, form: str) -> list[Probe]:
         "truncated": [_fill(form, "\0").partition("\0")[0]],
         "hedge": [_fill(form, f"{low} or {example.answer} or {high}")],
         "placeholder": [_fill(form, "...", "...")],
-        "question": _copied_question(example),
+        # unless the answer happens to stand in it
+        "question": [asked] if asked and example.answer not in asked else [],
     }
     return [
         Probe(kind, form, example, text)
@@ -171,13 +166,6 @@ def _fill(form: str, answer: str, reasoning: str = REASONING) -> str:
     return text.replace("{answer}", answer)
 
 
-def _copied_question(example: Example) -> list[str]:
-    """Return the question, unless the answer happens to stand in it."""
-    if not example.question or example.answer in example.question:
-        return []
-    return [example.question]
-
-
 def _row(row: Any) -> dict[str, Any]:
     try:
         # not dict(row), which would take a list of pairs as well
@@ -190,35 +178,16 @@ def _row(row: Any) -> dict[str, Any]:
         ) from None
 
 
-def _gold_column(row: Any) -> str:
-    for name in GOLD_COLUMNS:
-        if name in row:
-            return name
-    raise RewardError(
-        "The rows have no gold answers: they are read from the column "
-        f"'answer', 'solution' or 'ground_truth', and there are: "
-        f"{', '.join(map(str, row)) or 'none'}. Rename yours: dataset = "
-        "dataset.rename_column('YOUR_COLUMN', 'answer')."
-    )
-
-
 def _example(row: Any, answer: str, answers: list[str]) -> Example:
     others = [other for other in answers if not _same(other, answer)]
-    swapped = others[0] if others else None
-    wrong = _wrong_answers(answer, others)
-    return Example(row, question_of(row), answer, wrong, swapped)
-
-
-def question_of(row: Any) -> str:
-    """Return the question of a row as text, "" where there is none.
-
-    >>> question_of({"prompt": [{"role": "user", "content": "9 + 9?"}]})
-    '9 + 9?'
-    """
-    for name in ("question", "problem", "prompt"):
-        if row.get(name):
-            return last_question(row[name])
-    return ""
+    asked = (row.get(name) for name in ("question", "problem", "prompt"))
+    return Example(
+        row,
+        question=last_question(next(filter(None, asked), "")),
+        answer=answer,
+        wrong=_wrong_answers(answer, others),
+        swapped=others[0] if others else None,
+    )
 
 
 def _same(one: str, other: str) -> bool:

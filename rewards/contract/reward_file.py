@@ -5,31 +5,25 @@ A reward file is a Python file with one function that scores one completion::
     def reward(question, answer, completion):
         return 1.0 if completion.strip() == answer else 0.0
 
-It is called by keyword; `answer` is the gold text of the row as it stands in
-the data. `load_reward` makes a reward function for TRL's trainers of it. The
+It is called by keyword; `answer` is the reference answer as it stands in the
+data. `load_reward` makes a reward function for TRL's trainers of it. The
 file's code never runs in the trainer's process: whatever it does, be it a
 loop without an end, `os._exit`, 50 GB or a crash in C, costs that completion
 its score and nothing else.
 
 Its working directory is an empty temporary one of its own, which is removed
-at the end; `tempfile` makes its files there. This holds accidents, not
-attackers: the code runs with your rights, and an absolute path is what it is.
-
-The form of the function is that of AgileRL's Arena, whose reward.py is called
-with the same three keywords.
+at the end; `tempfile` makes its files there. This contains accidents, not
+attacks: the code runs with your rights.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import math
 import os
 import re
 import shutil
-import stat
 import tempfile
-import time
 import traceback
 import weakref
 from collections.abc import Sequence
@@ -50,7 +44,6 @@ CALL = ("question", "answer", "completion")
 IMPORT_SECONDS = 60.0  # torch takes half of it on a slow disk
 MEMORY_MIB = 4096
 MAX_REASON_CHARS = 200
-REMOVALS = 5  # tries, while a killed process may still write
 BESIDE = (
     "A reward file runs in an empty directory: read what lies beside it "
     "from Path(__file__).parent"
@@ -80,12 +73,11 @@ def load_reward(
 
     The result is called with a batch, as TRL does: `completions` is a list of
     strings or of message lists, the columns of the dataset follow by name.
-    The question of a row is read from the column `question` or `problem`,
-    else it is the last user message of `prompts`; the gold answer is in
-    `answer`, `solution` or `ground_truth`. The result has one finite number
-    for each completion, or None, which TRL leaves out of the sum, where the
-    file's function raised, ran out of time or memory, or returned something
-    else than a number. None is never a silent 0: see FileReward.
+    The question of a row is in the column `question` or `problem`, else it is
+    the last user message of `prompts`; the reference answer is in `answer`,
+    `solution` or `ground_truth`. For each completion it returns a finite
+    number, or None, which TRL leaves out of the sum, where the file's
+    function raised, ran out of time or memory, or returned no number.
 
     `seconds` is what one call may take: so much CPU time, and twice as much
     on the clock, for what sleeps. The text of the file is read once, here: a
@@ -127,10 +119,9 @@ class FileReward:
     the outcomes scored, timeout, no_gold and error, with the reason of a
     missing score in the column ``NAME/reason``.
 
-    The function finds itself in an empty directory, each process in one of
-    its own; `tempfile` makes its files there. `close` and the end of the
-    program remove them all, unless a signal kills it. A copy, pickled or in a
-    forked process, has processes and directories of its own.
+    Each of its processes works in an empty directory of its own. `close`,
+    the last reference gone and the end of the program remove them. A copy,
+    pickled or in a forked process, has processes and directories of its own.
 
     Attributes:
         path, source: the file, and its text as it was when it was loaded.
@@ -143,7 +134,7 @@ class FileReward:
         self.source = source
         self.seconds = seconds
         self.__name__ = re.sub(r"\W", "_", path.stem)
-        self._sandbox: _Sandbox | None = None
+        self._workers: _FileWorkers | None = None
 
     def __call__(
         self,
@@ -171,21 +162,18 @@ class FileReward:
         """Score a batch and say why a score is missing: a Score for each."""
         texts = completion_texts(completions)
         golds = gold_column(completions, columns)
-        questions = _questions(prompts, len(texts), columns)
-        calls = [
-            dict(zip(CALL, (question, str(gold), text), strict=True))
-            for question, gold, text in zip(
-                questions, golds, texts, strict=True
-            )
-        ]
+        questions = questions_of(prompts, len(texts), columns)
+        scores = [Score(None, "no gold", "the row has no reference answer")]
+        scores *= len(texts)
         known = [i for i, gold in enumerate(golds) if gold is not None]
-        scores = [Score(None, "no gold", "the row has no gold answer")]
-        scores *= len(calls)
-        for i, (reply,) in zip(
-            known,
-            self._opened().ask([[calls[i]] for i in known]),
-            strict=True,
-        ):
+        calls = [
+            dict(
+                zip(CALL, (questions[i], str(golds[i]), texts[i]), strict=True)
+            )
+            for i in known
+        ]
+        replies = self._opened().ask([[call] for call in calls])
+        for i, (reply,) in zip(known, replies, strict=True):
             scores[i] = _score_of(reply)
         return scores
 
@@ -194,24 +182,23 @@ class FileReward:
 
         The next call would start new ones.
         """
-        if self._sandbox is not None:
-            self._sandbox.close()
-            self._sandbox = None
+        if self._workers is not None:
+            self._workers.close()
+            self._workers = None
 
-    def _opened(self) -> _Sandbox:
-        sandbox = self._sandbox
-        if sandbox is None or sandbox.owner != os.getpid():
-            sandbox = self._sandbox = _Sandbox(
+    def _opened(self) -> _FileWorkers:
+        if self._workers is None or self._workers.owner != os.getpid():
+            self._workers = _FileWorkers(
                 "handler_of",
                 self.path,
                 self.source,
                 cpu_seconds=self.seconds,
                 wall_seconds=2 * self.seconds,
             )
-        return sandbox
+        return self._workers
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_sandbox": None}
+        return self.__dict__ | {"_workers": None}
 
     def __repr__(self) -> str:
         return f"load_reward({str(self.path)!r}, seconds={self.seconds:g})"
@@ -280,84 +267,41 @@ def told(error: BaseException, path: str | None = None) -> str:
     return (where + said)[:MAX_REASON_CHARS]
 
 
-class _Sandbox:
-    """The workers of one reward file and the folder they may write in.
-
-    The folder belongs to the process that made it: a forked copy of this
-    object leaves it alone.
-    """
+class _FileWorkers(Workers):
+    """The workers of one reward file and the folder they may write in."""
 
     def __init__(
         self, factory: str, path: Path, source: str, **limits: Any
     ) -> None:
         self.owner = os.getpid()
-        self.folder = _new_folder()
-        self.workers = Workers(
+        try:
+            folder = tempfile.mkdtemp(prefix="reward-")
+        except OSError as error:
+            raise RewardError(
+                "A reward file runs in a temporary directory, and none can "
+                f"be made: {error}. Make room there, or set TMPDIR to a "
+                "folder that you may write in and start Python again."
+            ) from error
+        # Also called when this object or the program comes to its end.
+        self._remove = weakref.finalize(self, _remove, folder, self.owner)
+        super().__init__(
             f"rewards.contract.file_worker:{factory}",
             str(path),
             source,
-            self.folder,
+            folder,
             memory_mib=MEMORY_MIB,
             **limits,
         )
-        _OPEN.add(self)
-
-    def ask(self, groups: list[list[Any]]) -> list[list[Reply]]:
-        return self.workers.ask(groups)
 
     def close(self) -> None:
-        self.workers.close()
-        if self.folder and self.owner == os.getpid():
-            remove(self.folder)
-        self.folder = ""
-
-    def __del__(self) -> None:
-        if getattr(self, "folder", ""):
-            self.close()
+        """End all processes and remove what they wrote."""
+        super().close()
+        self._remove()
 
 
-_OPEN: weakref.WeakSet[_Sandbox] = weakref.WeakSet()
-
-
-def _close_all() -> None:
-    for sandbox in tuple(_OPEN):
-        sandbox.close()
-
-
-# Registered after the one of rewards.workers, and so called before it.
-atexit.register(_close_all)
-
-
-def _new_folder() -> str:
-    try:
-        return tempfile.mkdtemp(prefix="reward-")
-    except OSError as error:
-        raise RewardError(
-            "A reward file runs in a temporary directory, and none can be "
-            f"made: {error}. Make room there, or set TMPDIR to a folder that "
-            "you may write in and start Python again."
-        ) from error
-
-
-def remove(folder: str) -> None:
-    """Remove a folder with all that is in it, as far as it can be.
-
-    >>> folder = tempfile.mkdtemp()
-    >>> remove(folder)
-    >>> os.path.exists(folder)
-    False
-    """
-    for attempt in range(REMOVALS):
-        time.sleep(attempt / 50)
+def _remove(folder: str, owner: int) -> None:
+    if os.getpid() == owner:  # not in a forked copy
         shutil.rmtree(folder, ignore_errors=True)
-        if not os.path.lexists(folder):
-            return
-        for parent, names, _ in os.walk(folder):
-            for name in names:
-                inner = os.path.join(parent, name)
-                if not os.path.islink(inner):
-                    with contextlib.suppress(OSError):
-                        os.chmod(inner, stat.S_IRWXU)
 
 
 def _read(path: Path) -> str:
@@ -367,36 +311,25 @@ def _read(path: Path) -> str:
             "with .py. Save the function reward(question, answer, "
             "completion) in a file such as reward.py and give its path."
         )
-    try:
-        source = path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
+    if not path.exists():
         there = sorted(other.name for other in path.parent.glob("*.py"))
         raise RewardError(
-            f"There is no reward file {path}. "
-            + (
-                f"In this folder there are: {', '.join(there[:8])}."
-                if there
-                else "This folder holds no Python file, or doesn't exist."
-            )
-            + " Give the path of the file with your function reward."
-        ) from None
-    except UnicodeDecodeError as error:
+            f"There is no reward file {path}. Python files in that folder: "
+            f"{', '.join(there[:8]) or 'none'}. Give the path of the file "
+            "with your function reward."
+        )
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
         raise RewardError(
-            f"The reward file {path} is not UTF-8 text: byte "
-            f"{error.start} can't be read. Save it as UTF-8 in your editor."
+            f"The reward file {path} can't be read: {error}. Give the path "
+            "of a text file in UTF-8 that you may read."
         ) from None
-    except OSError as error:
-        raise RewardError(
-            f"The reward file {path} can't be read: "
-            f"{error.strerror or error}. Give the path of a file that you "
-            "may read."
-        ) from None
-    return source
 
 
 def _refuse_unusable(path: Path, source: str) -> None:
     """Raise RewardError unless the file can be imported and called."""
-    sandbox = _Sandbox(
+    workers = _FileWorkers(
         "inspector_of",
         path,
         source,
@@ -404,10 +337,8 @@ def _refuse_unusable(path: Path, source: str) -> None:
         cpu_seconds=IMPORT_SECONDS,
         wall_seconds=IMPORT_SECONDS,
     )
-    try:
-        [[reply]] = sandbox.ask([["look"]])
-    finally:
-        sandbox.close()
+    with contextlib.closing(workers):
+        [[reply]] = workers.ask([["look"]])
     problem = {
         "": reply.value,
         "timeout": f"importing it takes more than {IMPORT_SECONDS:g} seconds. "
@@ -425,23 +356,25 @@ def _refuse_unusable(path: Path, source: str) -> None:
         )
 
 
-def _questions(
+def questions_of(
     prompts: Any, expected: int, columns: dict[str, Any]
 ) -> list[str | None]:
-    for name in ("question", "problem"):
-        if columns.get(name) is not None:
-            questions = list(columns[name])
-            break
-    else:
-        name = "prompts"
-        questions = list(map(last_question, prompts or [""] * expected))
-    if len(questions) != expected:
+    """Return the questions of a batch, a text for each completion.
+
+    Raises RewardError when there are more or fewer than `expected`.
+    """
+    names = ("question", "problem")
+    name = next((n for n in names if columns.get(n) is not None), "")
+    asked = columns[name] if name else prompts or [""] * expected
+    if len(asked) != expected:
         raise RewardError(
-            f"There are {expected} completions and {len(questions)} "
-            f"questions in '{name}', so some completion would be scored "
+            f"There are {expected} completions and {len(asked)} questions in "
+            f"'{name or 'prompts'}', so some completion would be scored "
             "against a wrong question. Pass one for each completion."
         )
-    return [None if q is None else str(q) for q in questions]
+    if name:
+        return [None if q is None else str(q) for q in asked]
+    return list(map(last_question, asked))
 
 
 def _score_of(reply: Reply) -> Score:

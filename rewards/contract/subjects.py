@@ -1,24 +1,22 @@
-"""Call any kind of reward and learn what it gave: a Score for each text.
-
-A subject has a name, `scores(examples, texts, conversational)`, `close()`,
-and `changed`: the name of an argument that the reward has changed, or "".
-"""
+"""Call any kind of reward and learn what it gave: a Score for each text."""
 
 import asyncio
+import functools
 import inspect
 import os
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any
 
-from rewards.batch import RewardError, gold_column
+from rewards.batch import RewardError, completion_texts, gold_column
 from rewards.contract.probes import Example
 from rewards.contract.reward_file import (
     FileReward,
     Score,
     finite_score,
     load_reward,
+    questions_of,
     told,
 )
 
@@ -28,25 +26,25 @@ _NO_COLUMNS = ("prompt", "completion", "completion_ids")
 _MADE_ANEW = ("prompts", "completions", "completion_ids")
 
 
-class Subject(Protocol):
-    """A reward that can be called with texts of examples; see above.
+class Subject:
+    """A reward that can be called with texts of examples.
 
-    >>> from rewards import correctness_reward
-    >>> subject: Subject = subject_of(correctness_reward, seconds=5.0)
-    >>> subject.name, subject.changed
-    ('correctness_reward', '')
+    Attributes:
+        name: of the reward.
+        changed: the name of an argument that it has changed, or "".
     """
 
-    name: str
-
-    @property
-    def changed(self) -> str: ...
+    name = ""
+    changed = ""
 
     def scores(
         self, examples: list[Example], texts: list[str], conversational: bool
-    ) -> list[Score]: ...
+    ) -> list[Score]:
+        """Score a text for each example, plain or as a list of messages."""
+        raise NotImplementedError
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """End what it has started."""
 
 
 def subject_of(reward: Any, seconds: float) -> Subject:
@@ -65,8 +63,7 @@ def subject_of(reward: Any, seconds: float) -> Subject:
     if isinstance(reward, FileReward):
         return _File(reward)
     if callable(reward):
-        of_one = _takes_one_completion(reward)
-        return _OneByOne(reward) if of_one else _Function(reward)
+        return _Function(reward)
     raise RewardError(
         f"A reward is a function, the path of a reward file, or a list of "
         f"them, and this is {type(reward).__name__} {reward!r:.40}. Pass for "
@@ -74,12 +71,13 @@ def subject_of(reward: Any, seconds: float) -> Subject:
     )
 
 
-class _File:
-    changed = ""
-
-    def __init__(self, reward: Any) -> None:
+class _File(Subject):
+    def __init__(self, reward: FileReward) -> None:
         self.reward = reward
         self.name = reward.__name__
+
+    def close(self) -> None:
+        self.reward.close()
 
     def scores(
         self, examples: list[Example], texts: list[str], conversational: bool
@@ -88,49 +86,12 @@ class _File:
         del call["completion_ids"]
         return self.reward.scores(**call)
 
-    def close(self) -> None:
-        self.reward.close()
 
-
-class _OneByOne:
-    """A function of one completion that is not in a file yet."""
-
-    changed = ""
-
+class _Function(Subject):
     def __init__(self, function: Any) -> None:
-        self.function = function
-        self.name = _name(function)
-
-    def scores(
-        self, examples: list[Example], texts: list[str], conversational: bool
-    ) -> list[Score]:
-        return [
-            self._one(example, text)
-            for example, text in zip(examples, texts, strict=True)
-        ]
-
-    def close(self) -> None:
-        pass
-
-    def _one(self, example: Example, text: str) -> Score:
-        (gold,) = gold_column([text], _columns([example]))
-        try:
-            return finite_score(
-                self.function(
-                    question=example.question,
-                    answer=str(gold),
-                    completion=text,
-                )
-            )
-        except (Exception, SystemExit) as error:
-            return Score(None, "error", told(error))
-
-
-class _Function:
-    def __init__(self, function: Any) -> None:
-        self.function = function
-        self.name = _name(function)
-        self.changed = ""
+        self.name = getattr(function, "__name__", type(function).__name__)
+        one = _takes_one_completion(function)
+        self.function = _for_a_batch(function) if one else function
 
     def scores(
         self, examples: list[Example], texts: list[str], conversational: bool
@@ -145,9 +106,6 @@ class _Function:
             self.scores([example], [text], conversational)[0]
             for example, text in zip(examples, texts, strict=True)
         ]
-
-    def close(self) -> None:
-        pass
 
     def _batch(
         self, examples: list[Example], texts: list[str], conversational: bool
@@ -184,16 +142,12 @@ class _Function:
                 self.changed = name
 
 
-class _Sum:
+class _Sum(Subject):
     """The parts' scores added up as TRL does: None is left out."""
 
     def __init__(self, parts: list[Subject]) -> None:
         self.parts = parts
         self.name = "sum of " + ", ".join(part.name for part in parts)
-
-    @property
-    def changed(self) -> str:
-        return next((p.changed for p in self.parts if p.changed), "")
 
     def scores(
         self, examples: list[Example], texts: list[str], conversational: bool
@@ -201,6 +155,7 @@ class _Sum:
         columns = [
             part.scores(examples, texts, conversational) for part in self.parts
         ]
+        self.changed = next((p.changed for p in self.parts if p.changed), "")
         return [self._added(scores) for scores in zip(*columns, strict=True)]
 
     def close(self) -> None:
@@ -216,10 +171,6 @@ class _Sum:
         return Score(sum(values)) if values else Score()
 
 
-def _name(function: Any) -> str:
-    return getattr(function, "__name__", type(function).__name__)
-
-
 def _takes_one_completion(function: Any) -> bool:
     """Tell whether a function has the form of a reward file's."""
     try:
@@ -227,6 +178,29 @@ def _takes_one_completion(function: Any) -> bool:
     except (TypeError, ValueError):
         return False
     return "completion" in names and "completions" not in names
+
+
+def _for_a_batch(function: Any) -> Callable[..., list[Any]]:
+    """Return a function of one completion as one with TRL's signature."""
+
+    @functools.wraps(function)
+    def reward(
+        completions: list[Any], prompts: list[Any], **columns: Any
+    ) -> list[Any]:
+        texts = completion_texts(completions)
+        golds = gold_column(texts, columns)
+        questions = questions_of(prompts, len(texts), columns)
+        scores = [
+            function(question=question, answer=str(gold), completion=text)
+            for question, gold, text in zip(
+                questions, golds, texts, strict=True
+            )
+        ]
+        if any(score is None for score in scores):
+            raise TypeError("it returned None, which is no number")
+        return scores
+
+    return reward
 
 
 def _call(
@@ -243,12 +217,7 @@ def _call(
         ],
         # a token a byte: a reward may read how long a completion is
         "completion_ids": [list(t.encode(errors="replace")) for t in texts],
-        **_columns(examples),
-    }
-
-
-def _columns(examples: list[Example]) -> dict[str, Any]:
-    return {
+    } | {
         name: [example.row.get(name) for example in examples]
         for name in examples[0].row
         if name not in _NO_COLUMNS

@@ -11,7 +11,7 @@ from rewards.contract.probes import FORMS, Example, Probe, probes, right, wrong
 from rewards.contract.reward_file import Score
 from rewards.contract.subjects import Subject
 
-FORM_ROWS = 3  # these decide which form the reward pays for
+FORM_ROWS = 3  # these decide which form scores best
 GROUP = 8  # completions in one call, as in a group of GRPO
 REPEATED = 16  # completions that are scored again, in other company
 MAX_TIMEOUTS = 3  # then it is clear
@@ -28,7 +28,7 @@ class Trial:
         subject: the reward (see rewards.contract.subjects).
         examples: the rows of data.
         messages: whether the completions are message lists.
-        form: the form that the reward pays best for, "" when unknown.
+        form: the form that scores best, "" when unknown.
         pairs: every probe with its score, in the order of the calls.
         judged: for each example, its probes and scores in the best form.
         repeats: by what was changed ("nothing", "order", "company",

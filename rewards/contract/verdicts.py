@@ -1,8 +1,4 @@
-"""What a check of a reward found, as plain data and as a table.
-
-`rewards.contract.check_reward` fills it in; here is how it is shown: in 79
-columns by `str`, as rows by `table`, and in a notebook as HTML.
-"""
+"""What a check of a reward found, as plain data and as a table."""
 
 import html
 import textwrap
@@ -12,7 +8,7 @@ from typing import Any
 
 WIDTH = 79
 _MARKS = {True: "yes", False: "NO", None: "-"}
-_NAME, _MARK = 22, 5  # widths of the first two columns
+_NAME, _MARK = 24, 5  # widths of the first two columns
 _SHOWN_LINES = 6
 
 
@@ -21,7 +17,7 @@ class Verdict:
     """One thing that was checked.
 
     Attributes:
-        name: what a good reward does, such as "pays for right".
+        name: what a good reward does, such as "rewards right answers".
         passed: True, False, or None where it doesn't apply or couldn't be
             judged.
         seen: what was seen, with figures.
@@ -38,18 +34,16 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Verdicts:
-    """All that was checked of one reward.
+    """All that was checked of one reward; print it, or show it in a notebook.
 
     Attributes:
         reward: the name of the reward.
-        form: the written form of an answer that it pays best for.
+        form: the written form of an answer that scores best.
         rows: the verdicts, in order.
 
     >>> found = Verdicts("mine", "box", (Verdict("is finite", True, "72"),))
     >>> found.passed, found["is finite"].seen, found.failures
     (True, '72', ())
-    >>> found.table()[0]["name"]
-    'is finite'
     """
 
     reward: str
@@ -68,10 +62,7 @@ class Verdicts:
 
     def __getitem__(self, name: str) -> Verdict:
         """Return the verdict of that name; KeyError when there is none."""
-        for row in self.rows:
-            if row.name == name:
-                return row
-        raise KeyError(f"{name!r}; there are {[r.name for r in self.rows]}")
+        return {row.name: row for row in self.rows}[name]
 
     def __iter__(self) -> Iterator[Verdict]:
         return iter(self.rows)
@@ -81,17 +72,20 @@ class Verdicts:
         return [asdict(row) for row in self.rows]
 
     def __str__(self) -> str:
-        lines = [*textwrap.wrap(_head(self), WIDTH), ""]
+        lines = [*textwrap.wrap(self._head(), WIDTH), ""]
         for row in self.rows:
-            lines += _row_lines(row)
+            first = f"{row.name:<{_NAME}}{_MARKS[row.passed]:<{_MARK}}"
+            lines += _wrapped(row.seen, first, " " * len(first)) or [first]
         for row in self.failures:
-            lines += ["", f"{row.name}: NO"] + _detail_lines(row)
+            lines += ["", f"{row.name}: NO"]
+            lines += [f"  | {line}" for line in _shown(row)]
+            lines += _wrapped(row.advice, "  ", "  ")
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         heads = ("check", "passed", "what was seen",
                  "completion that shows it", "what to do")  # fmt: skip
-        rows = [
+        rows = "".join(
             _html_row(
                 "td",
                 html.escape(row.name),
@@ -104,11 +98,18 @@ class Verdicts:
                 html.escape(row.advice),
             )
             for row in self.rows
-        ]
+        )
         return (
-            f"<p>{html.escape(_head(self))}</p><table><thead>"
-            f"{_html_row('th', *heads)}</thead>"
-            f"<tbody>{''.join(rows)}</tbody></table>"
+            f"<p>{html.escape(self._head())}</p><table><thead>"
+            f"{_html_row('th', *heads)}</thead><tbody>{rows}</tbody></table>"
+        )
+
+    def _head(self) -> str:
+        failed = len(self.failures)
+        outcome = f"{failed} failed" if failed else "nothing failed"
+        form = f"; best form: {self.form}" if self.form else ""
+        return printable(
+            f"{self.reward}: {len(self.rows)} checks, {outcome}{form}"
         )
 
 
@@ -123,43 +124,24 @@ def printable(text: str) -> str:
     )
 
 
-def _head(verdicts: Verdicts) -> str:
-    failed = len(verdicts.failures)
-    outcome = f"{failed} failed" if failed else "nothing failed"
-    form = f"; best paid form: {verdicts.form}" if verdicts.form else ""
-    return printable(
-        f"{verdicts.reward}: {len(verdicts.rows)} checks, {outcome}{form}"
+def _wrapped(text: str, first: str, others: str) -> list[str]:
+    return textwrap.wrap(
+        printable(text), WIDTH, initial_indent=first, subsequent_indent=others
     )
 
 
-def _row_lines(row: Verdict) -> list[str]:
-    room = WIDTH - _NAME - _MARK
-    seen = textwrap.wrap(printable(row.seen), room) or [""]
-    first = f"{row.name:<{_NAME}}{_MARKS[row.passed]:<{_MARK}}{seen[0]}"
-    return [first] + [" " * (_NAME + _MARK) + more for more in seen[1:]]
+def _shown(row: Verdict) -> list[str]:
+    """Return the first lines of the completion, shortened to the width."""
+    lines = printable(row.completion).split("\n")[:_SHOWN_LINES]
+    room = WIDTH - 4
+    return [
+        line if len(line) <= room else line[: room - 4] + " ..."
+        for line in lines
+        if row.completion
+    ]
 
 
 def _html_row(tag: str, *cells: str) -> str:
     style = 'style="text-align: left; vertical-align: top"'
     inside = "".join(f"<{tag} {style}>{cell}</{tag}>" for cell in cells)
     return f"<tr>{inside}</tr>"
-
-
-def _shown(row: Verdict) -> list[str]:
-    """Return the first lines of the completion, cut to the width."""
-    lines = printable(row.completion).split("\n")[:_SHOWN_LINES]
-    return [_cut(line) for line in lines] if row.completion else []
-
-
-def _detail_lines(row: Verdict) -> list[str]:
-    lines = ["  | " + line for line in _shown(row)]
-    return lines + textwrap.wrap(
-        printable(row.advice),
-        WIDTH,
-        initial_indent="  ",
-        subsequent_indent="  ",
-    )
-
-
-def _cut(line: str, room: int = WIDTH - 4) -> str:
-    return line if len(line) <= room else line[: room - 4] + " ..."
