@@ -126,14 +126,6 @@ def test_several_parquet_parts_are_one_split(folder):
     }
 
 
-def test_a_number_may_stand_for_an_answer(folder):
-    plain = [{"question": f"{n}?", "answer": n} for n in range(10)]
-    write_parquet(folder / "train.parquet", plain)
-    (folder / "train.jsonl").unlink()
-    answers = load(folder).train["answer"]
-    assert sorted(answers, key=int) == [str(n) for n in range(10)]
-
-
 def test_latex_data_come_under_the_same_names(tmp_path):
     content = [
         {"problem": f"Half of {n}?", "solution": rf"So \boxed{{{n}/2}}."}
@@ -250,12 +242,6 @@ def test_generated_problems_are_repeatable_and_apart(source):
     assert "seed 42" in first.source
 
 
-def test_the_pocket_profile_gets_its_rows():
-    splits = load_splits("pocket", train_rows=500, eval_rows=400)
-    assert len(splits.train) == 500
-    assert len(splits.eval) == 400
-
-
 def test_more_than_the_generator_knows_is_refused():
     message = refusal("pocket_latex", eval_rows=1000)
     assert "different" in message
@@ -280,8 +266,7 @@ def test_no_rows_asked_for(name):
 def test_a_folder_without_rows(tmp_path):
     (tmp_path / "questions.txt").write_text("What?")
     for path, said in (
-        (tmp_path / "nowhere", "names nothing that exists"),
-        (tmp_path / "questions.txt", "names a file"),
+        (tmp_path / "nowhere", "It holds nothing"),
         (tmp_path, "It holds questions.txt"),
     ):
         message = refusal("gsm8k", str(path))
@@ -305,50 +290,29 @@ def test_a_broken_file_says_where(folder, name, content, said):
     assert said in message and name in message
 
 
-def test_missing_columns_are_told_with_those_that_are_there(folder):
-    content = [{"problem": "1+1?", "solution": "2", "level": "1"}]
-    write_jsonl(folder / "train.jsonl", content)
-    message = refusal("gsm8k", str(folder))
-    assert "no column 'question'" in message
-    assert "problem, solution, level" in message
-
-
 @pytest.mark.parametrize(
     ("column", "value"),
     [
         *itertools.product(
             ["question", "answer"], [None, "", "  ", ["Why?"], {"a": 1}]
         ),
-        ("question", 17),
+        ("answer", "no number"),
     ],
 )
-def test_a_cell_without_text_names_its_row(folder, column, value):
+def test_a_row_that_can_not_be_used_is_named(folder, column, value):
     content = rows(10)
     content[4][column] = value
     write_jsonl(folder / "train.jsonl", content)
     message = refusal("gsm8k", str(folder))
-    assert f"The {column} in row 5" in message
+    assert message.startswith("1 of 10 rows in ")
+    assert "row 5 ends in" in message and "#### 72" in message
 
 
-@pytest.mark.parametrize("split", ["train", "test"])
-def test_unreadable_golds_are_counted_and_shown(folder, split):
-    content = rows(10, start=200)
-    for n in range(4):
-        content[n]["answer"] = f"unknown number {n}: none"
-    write_jsonl(folder / f"{split}.jsonl", content)
-    message = refusal("gsm8k", str(folder), train_rows=5, eval_rows=5)
-    assert message.startswith("4 of ")
-    assert message.count("unknown number") == 3
-    assert "#### 72" in message
-
-
-def test_a_solution_without_a_box_is_unreadable(tmp_path):
-    write_jsonl(
-        tmp_path / "train.jsonl",
-        [{"problem": f"{n}?", "solution": f"#### {n}"} for n in range(5)],
-    )
+def test_rows_that_can_not_be_used_are_counted(tmp_path):
+    content = [{"problem": f"{n}?", "solution": f"#### {n}"} for n in range(5)]
+    write_jsonl(tmp_path / "train.jsonl", content)
     message = refusal("numina_math_tir", str(tmp_path), 2, 2)
-    assert message.startswith("5 of 5")
+    assert message.startswith("5 of 5") and message.count("ends in") == 3
     assert r"\boxed" in message
 
 
@@ -414,18 +378,10 @@ def test_what_cannot_be_used_of_a_published_set_is_left_out(monkeypatch):
     assert len(splits.eval) == 2
 
 
-@pytest.mark.parametrize("name", ["gsm8k", "numina_math_tir"])
-def test_published_sources_are_pinned(name):
-    revision = SOURCES[name].revision
-    assert len(revision) == 40
-    int(revision, 16)
-
-
 @pytest.mark.parametrize(
     "error",
     [
         ConnectionError("Couldn't reach 'openai/gsm8k' on the Hub"),
-        datasets.exceptions.DatasetNotFoundError("doesn't exist"),
         ValueError("Couldn't find cache for openai/gsm8k"),
     ],
 )
