@@ -107,26 +107,6 @@ def test_every_form_gives_the_same_rows(tmp_path, ending):
     assert counts(known) == (5, 0, 0, 0)
 
 
-@pytest.mark.parametrize("category", datasets.CATEGORIES)
-def test_every_category_takes_its_own_texts(tmp_path, category):
-    keys = datasets.CATEGORIES[category]
-    content = [{f"my {key}": f"{n}" for key in keys} for n in range(3)]
-    file = write_jsonl(tmp_path / "rows.jsonl", content)
-    found, known = read(file, {key: f"my {key}" for key in keys}, category)
-    assert found == [dict.fromkeys(keys, f"{n}") for n in range(3)]
-    assert (known["category"], known["rows"]) == (category, 3)
-
-
-def test_the_mapping_may_be_json_and_the_columns_crossed(tmp_path):
-    content = [{"question": "18", "answer": "What is 9 + 9?"}]
-    file = write_jsonl(tmp_path / "rows.jsonl", content)
-    text = '{"answer": "question", "question": "answer"}'
-    found, known = read(str(file), text, description="Sums.")
-    assert found == [{"question": "What is 9 + 9?", "answer": "18"}]
-    assert list(known["column_mapping"]) == ["question", "answer"]
-    assert known["description"] == "Sums."
-
-
 @pytest.mark.parametrize(
     "gold", ["016", "1e3", "1.50", "2020", "12345678901234567890123", "-0"]
 )
@@ -202,6 +182,15 @@ def test_unreadable_and_repeated_rows_are_counted(tmp_path):
     assert [row["question"][10] for row in found] == ["0", "2", "3", "4"]
     assert found[0]["answer"].endswith("#### 0")
     assert counts(known) == (4, 0, 1, 1)
+
+
+def test_the_mapping_may_be_json_and_the_columns_crossed(tmp_path):
+    content = [{"target": "18", "prompt": "What is 9 + 9?"}]
+    file = write_jsonl(tmp_path / "rows.jsonl", content)
+    text = '{"prompt": "target", "target": "prompt"}'
+    found, known = read(str(file), text, "sft", description="Sums.")
+    assert found == [{"target": "What is 9 + 9?", "prompt": "18"}]
+    assert (known["category"], known["description"]) == ("sft", "Sums.")
 
 
 def test_a_prompt_may_have_several_pairs(tmp_path):
@@ -338,22 +327,16 @@ def test_no_row_that_can_be_used(tmp_path):
 # --- What is kept -----------------------------------------------------------
 
 
-def test_rows_are_kept_as_they_are(tmp_path):
-    content = [{"question": "Où\u2028? \r\n\x85", "answer": "1"}]
-    datasets.write(content, tmp_path / "new" / "folder")
-    assert datasets.load_rows(tmp_path / "new" / "folder") == content
-    assert os.listdir(tmp_path / "new" / "folder") == ["train.jsonl"]
-
-
 def test_rows_are_kept_whole_or_not_at_all(tmp_path, monkeypatch):
-    datasets.write([{"question": "a?", "answer": "1"}], tmp_path)
+    content = [{"question": "Où\u2028? \r\n\x85", "answer": "1"}]
+    datasets.write(content, tmp_path)
 
     def replace(*_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", replace)
     refusal(datasets.write, [{"question": "b?", "answer": "2"}], tmp_path)
-    assert datasets.load_rows(tmp_path)[0]["question"] == "a?"
+    assert datasets.load_rows(tmp_path) == content
     assert len(list(tmp_path.iterdir())) == 1
 
 
