@@ -30,12 +30,11 @@ def splits():
     return load_splits("pocket", train_rows=12, eval_rows=8, seed=1)
 
 
-@pytest.fixture
-def plan(tiny_qwen) -> Plan:
-    """Three generations of two steps, and one of one step."""
+def small_plan(model, max_steps: int) -> Plan:
+    """Generations of two steps of two members."""
     settings = quick_settings(
-        tiny_qwen,
-        max_steps=7,
+        model,
+        max_steps=max_steps,
         lr_scheduler="constant",
         warmup_share=0.0,
         beta=0.01,
@@ -45,17 +44,22 @@ def plan(tiny_qwen) -> Plan:
     return Plan(settings, pop_size=2, evo_steps=2, rules=rules)
 
 
+@pytest.fixture(scope="module")
+def plan(tiny_qwen) -> Plan:
+    """Three generations of two steps, and one of one step."""
+    return small_plan(tiny_qwen, max_steps=7)
+
+
 def of(plan, splits, directory, progress=None) -> Population:
     return Population(plan, splits, splits.eval, reward, directory, progress)
 
 
 @pytest.fixture(scope="module")
-def trained(tiny_qwen, splits, tmp_path_factory):
+def trained(plan, splits, tmp_path_factory):
     """The plan, trained to its end."""
     directory = tmp_path_factory.mktemp("population")
-    the_plan = plan.__wrapped__(tiny_qwen)
-    of(the_plan, splits, directory).train()
-    return the_plan, directory
+    of(plan, splits, directory).train()
+    return plan, directory
 
 
 def adapter(folder) -> dict[str, torch.Tensor]:

@@ -57,8 +57,8 @@ NO_MEANING: dict[str, str] = {
 MUTABLE = {"lr": (0.0, 0.99), "beta": RANGES["beta"]}
 """The hyperparameters that evolution may change, and where they may lie."""
 
-SELECTION, OTHER_NAME = "tournament_selection", "selection_strategy"
-"""The name of that section, and what newer manifests call it."""
+SELECTION = "tournament_selection"
+OTHER_NAME = "selection_strategy"  # what newer manifests call it
 
 # --- The form ---------------------------------------------------------------
 
@@ -270,14 +270,11 @@ KNOWN = (
 
 
 def load(source: str | Path | dict) -> Manifest:
-    """Read a manifest.
+    """Read a manifest that can train; see `lint` for bad ideas in it.
 
     Args:
         source: the path of a YAML file (JSON is YAML), YAML text (with a
             line break in it), or what `Manifest.to_dict` returned.
-
-    Returns:
-        A manifest that can train, which may still be a bad idea; see `lint`.
 
     Raises:
         LabError: there is no such file, it is no YAML, a key is unknown,
@@ -286,7 +283,18 @@ def load(source: str | Path | dict) -> Manifest:
     """
     data: Any = source
     if isinstance(source, str | Path):
-        data = _parse(manifest_text(source))
+        text = manifest_text(source).removeprefix("\ufeff")
+        try:
+            data = yaml.safe_load(text)
+        # A tag such as !!int before a word raises whatever int() does.
+        except (yaml.YAMLError, ValueError) as error:
+            reason = " ".join(str(error).split())
+            raise LabError(
+                f"The manifest is no YAML that can be read: {reason}. Correct "
+                "that place: two spaces for each level, a space after each "
+                "colon, no tabs, no tags such as !!int, and quotes around a "
+                "text with a colon in it."
+            ) from error
     if not isinstance(data, dict):
         raise LabError(
             f"The manifest is {data!r:.60}, but it must be sections of keys "
@@ -306,9 +314,7 @@ def load(source: str | Path | dict) -> Manifest:
     except ValidationError as error:
         faults = [_fault(one) for one in error.errors(include_url=False)]
     if faults:
-        text = " ".join(faults[:MOST_FAULTS])
-        if len(faults) > MOST_FAULTS:
-            text += f" There are {len(faults) - MOST_FAULTS} more such faults."
+        text = " ".join(faults)
         if renamed:
             text = text.replace(SELECTION, OTHER_NAME)
         raise LabError(
@@ -319,15 +325,8 @@ def load(source: str | Path | dict) -> Manifest:
     return manifest
 
 
-MOST_FAULTS = 20  # in one message
-
-
 def manifest_text(source: str | Path | dict) -> str:
-    """A manifest as it was handed in: YAML text, or what a file holds.
-
-    Raises:
-        LabError: the file can't be read.
-    """
+    """A manifest as it was handed in: YAML text, or what a file holds."""
     if isinstance(source, dict):
         return yaml.safe_dump(source, sort_keys=False)
     if isinstance(source, str) and "\n" in source:
@@ -339,20 +338,6 @@ def manifest_text(source: str | Path | dict) -> str:
             f"The manifest {str(source)!r} can't be read: {first_line(error)} "
             "Type the path of a YAML file that is saved as UTF-8, seen from "
             "the directory that you are in, or a full path."
-        ) from error
-
-
-def _parse(text: str) -> object:
-    try:
-        return yaml.safe_load(text)
-    # A tag such as !!int before something else raises whatever int() does.
-    except Exception as error:
-        reason = " ".join(str(error).split())
-        raise LabError(
-            f"The manifest is no YAML that can be read: {reason}. "
-            "Correct that place: two spaces for each level, a space after "
-            "each colon, no tabs, no tags such as !!int, and quotes around a "
-            "text with a colon in it."
         ) from error
 
 
@@ -406,11 +391,6 @@ def _contradictions(manifest: Manifest) -> Iterator[str]:
             )
 
 
-_DESTROYS = (
-    "It would change the weights of a pretrained model, which destroys what "
-    "it knows; only lr and beta are mutated."
-)
-
 _HINTS = {
     "algorithm.name": (
         "Write GRPO: SFT and DPO learn from given answers and not from a "
@@ -421,15 +401,18 @@ _HINTS = {
         "a single one teaches nothing."
     ),
     "algorithm.update_epochs": "Each completion is learned from once.",
-    "mutation.probabilities.arch_mut": _DESTROYS,
-    "mutation.probabilities.new_layer": _DESTROYS,
-    "mutation.probabilities.params_mut": _DESTROYS,
-    "mutation.probabilities.act_mut": _DESTROYS,
     "network.lora_config.target_modules": (
         "Write a list of names such as [q_proj, v_proj], or all-linear."
     ),
     OTHER_NAME: "It is another name of tournament_selection: delete one.",
-}
+} | dict.fromkeys(
+    [
+        f"mutation.probabilities.{name}"
+        for name in ("arch_mut", "new_layer", "params_mut", "act_mut")
+    ],
+    "It would change the weights of a pretrained model, which destroys what "
+    "it knows; only lr and beta are mutated.",
+)
 """What helps where a key is missing or refused."""
 
 
