@@ -137,19 +137,14 @@ def test_numbers_of_parquet_become_text(tmp_path, value, text):
     assert known["nulls"] == 1
 
 
-def test_marks_and_blank_lines_are_no_rows(tmp_path):
+def test_marks_and_blank_lines_are_no_rows(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
     content = [{"question": f"{n}?", "answer": n} for n in range(3)]
     for ending in (".csv", ".jsonl"):
         file = WRITERS[ending](tmp_path / f"rows{ending}", content)
         file.write_text("\ufeff" + file.read_text() + "\n\n", "utf-8")
-        assert read(file)[1]["rows"] == 3
-
-
-def test_nothing_is_written_where_rows_are_read(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    write_csv(tmp_path / "rows.csv", rows(3))
-    assert read("~/rows.csv")[1]["rows"] == 3
-    assert os.listdir(tmp_path) == ["rows.csv"]
+        assert read(f"~/{file.name}")[1]["rows"] == 3
+    assert len(os.listdir(tmp_path)) == 2  # nothing was written
 
 
 # --- What is counted --------------------------------------------------------
@@ -204,16 +199,9 @@ def test_a_prompt_may_have_several_pairs(tmp_path):
 # --- What is refused: the arguments -----------------------------------------
 
 
-def test_an_unknown_category_names_the_nearest(tmp_path):
-    message = refused(tmp_path / "rows.csv", PLAIN, "Resoning")
-    assert "category = 'reasoning'" in message
-    assert "preference" in message
-
-
 @pytest.mark.parametrize(
     "given",
     [
-        {"qestion": "a", "answer": "b"},
         {"question": "a"},
         {"question": "a", "answer": "b", "id": "c"},
         {"question": "a", "answer": "a"},
@@ -232,20 +220,11 @@ def test_a_mapping_must_name_a_column_for_each_text(tmp_path, given):
     assert "a different column for each of question, answer" in message
     assert '{"question": "your column of the question"' in message
     assert len(message) < 600
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"file": "a.csv", "hf_dataset_name": "a/b"},
-        {"file": "a.csv", "hf_config": "main"},
-        {"file": "a.csv", "hf_split": "train"},
-    ],
-)
-def test_rows_come_from_one_place(options):
-    message = refusal(datasets.read, "reasoning", PLAIN, **options)
-    assert message.startswith("A data set comes from one place")
+    message = refused(tmp_path / "rows.csv", PLAIN, "Resoning")
+    assert "category = 'reasoning'" in message
+    for options in ({}, {"file": "a.csv", "hf_split": "train"}):
+        message = refusal(datasets.read, "reasoning", PLAIN, **options)
+        assert message.startswith("A data set comes from one place")
 
 
 # --- What is refused: the file ----------------------------------------------
@@ -367,21 +346,15 @@ def test_three_parts_share_no_question(kept):
         assert system["content"] == "Solve it."
         assert user["content"] == row["question"]
     assert divided.source.startswith("rows.jsonl")
-
-
-def test_a_seed_decides_the_parts(kept):
-    first, first_test = divide(kept)
     again, again_test = divide(kept)
     other, other_test = divide(kept, seed=2)
-    assert first.fingerprint == again.fingerprint != other.fingerprint
-    assert first_test["question"] == again_test["question"]
-    assert first_test["question"] != other_test["question"]
-
-
-def test_the_saved_form_will_do_and_no_test_rows(kept):
-    folder, known = kept
-    divided, test = divide((folder, json.loads(json.dumps(known))), 19, 0)
-    assert (len(divided.train), len(divided.eval), len(test)) == (1, 19, 0)
+    assert divided.fingerprint == again.fingerprint != other.fingerprint
+    assert test["question"] == again_test["question"] != other_test["question"]
+    assert len(divide(kept, 19, 0)[1]) == 0
+    changed = datasets.load_rows(kept[0])
+    changed[0]["answer"] = "#### 5"
+    datasets.write(changed, kept[0])
+    assert "the file was changed since" in refusal(divide, kept)
 
 
 @pytest.mark.parametrize("sizes", [(15, 5), (0, 5), (5, -1)])
@@ -404,14 +377,6 @@ def test_grpo_takes_reasoning_only(tmp_path, category):
     assert "category = 'reasoning'" in message
 
 
-def test_rows_that_were_changed_since(kept):
-    folder, known = kept
-    changed = datasets.load_rows(folder)
-    changed[0]["answer"] = "#### 5"
-    datasets.write(changed, folder)
-    assert "the file was changed since" in refusal(divide, (folder, known))
-
-
 # --- The Hub ----------------------------------------------------------------
 
 
@@ -420,8 +385,10 @@ def hub(monkeypatch) -> list:
     """A data set where the Hub would be; the calls for it."""
     calls = []
 
-    def load_dataset(*arguments, **options):
-        calls.append((arguments, options))
+    def load_dataset(name, config, split, revision):
+        calls.append((name, config, split, revision))
+        if split == "tran":
+            raise ValueError("Unknown split 'tran'.\nOne of: train, test")
         return hf_datasets.Dataset.from_list(rows(3))
 
     monkeypatch.setattr(hf_datasets, "load_dataset", load_dataset)
@@ -432,45 +399,36 @@ def read_hub(name="openai/gsm8k", mapping=PLAIN, **options):
     return datasets.read("reasoning", mapping, hf_dataset_name=name, **options)
 
 
-@pytest.mark.parametrize("config", [None, "socratic"])
-def test_the_hub_is_asked_for_the_pinned_revision(hub, tmp_path, config):
-    found, known = read_hub(hf_config=config, hf_split="test")
+def test_the_hub_is_asked_for_the_pinned_revision(hub, tmp_path):
+    found, known = read_hub(hf_split="test")
+    read_hub(hf_config="socratic")
+    _, other = read_hub("someone/plums")
     revision = SOURCES["gsm8k"].revision
-    asked = {"split": "test", "revision": revision}
-    assert hub == [(("openai/gsm8k", config or "main"), asked)]
-    assert "openai/gsm8k" in known["source"]
-    assert revision in known["source"]
+    assert hub == [
+        ("openai/gsm8k", "main", "test", revision),
+        ("openai/gsm8k", "socratic", "train", revision),
+        ("someone/plums", None, "train", None),
+    ]
+    assert "openai/gsm8k" in known["source"] and revision in known["source"]
+    assert other["source"] == (
+        "someone/plums at its newest revision, split train"
+    )
     assert found == read_rows(tmp_path, rows(3))[0]
 
 
-def test_another_data_set_is_not_pinned(hub):
-    _, known = read_hub("someone/plums")
-    assert hub == [
-        (("someone/plums", None), {"split": "train", "revision": None})
-    ]
-    assert known["source"] == (
-        "someone/plums at its newest revision, split train"
+def test_without_the_hub_the_way_out_is_told(hub, monkeypatch):
+    message = refusal(read_hub, hf_split="tran")
+    assert "Unknown split 'tran'." in message
+    assert "hf_split" in message and "file = " in message
+
+    def list_datasets(**options):
+        raise ConnectionError("offline mode is enabled")
+
+    monkeypatch.setattr(
+        datasets.huggingface_hub, "list_datasets", list_datasets
     )
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        ConnectionError("Couldn't reach 'openai/gsm8k' on the Hub"),
-        hf_datasets.exceptions.DatasetNotFoundError("doesn't exist"),
-        ValueError("Unknown split 'tran'.\nOne of: train, test"),
-        RuntimeError("Dataset scripts are no longer supported"),
-    ],
-)
-def test_without_the_hub_the_way_out_is_told(monkeypatch, error):
-    def load_dataset(*arguments, **options):
-        raise error
-
-    monkeypatch.setattr(hf_datasets, "load_dataset", load_dataset)
-    message = refusal(read_hub)
-    assert str(error).split("\n")[0] in message
-    assert "hf_split" in message
-    assert "file = " in message
+    message = refusal(datasets.list_hub, "plums")
+    assert "offline mode is enabled" in message and "file = " in message
 
 
 @pytest.mark.parametrize("name", ["csv", "a/b/c", "/b", "hf://a/b", "my/rows"])
@@ -481,19 +439,3 @@ def test_a_name_is_not_looked_for_here(hub, name, tmp_path, monkeypatch):
     assert repr(name) in message
     assert "'openai/gsm8k'" in message
     assert not hub
-
-
-def test_the_hub_can_be_searched(monkeypatch):
-    class Found:
-        id, downloads, likes = "someone/plums", 7, 2
-        author = "someone"
-
-    def list_datasets(**options):
-        assert options == {"search": "plums", "limit": 20}
-        yield Found
-
-    monkeypatch.setattr(
-        datasets.huggingface_hub, "list_datasets", list_datasets
-    )
-    found = datasets.list_hub("plums")
-    assert found == [{"id": "someone/plums", "downloads": 7, "likes": 2}]

@@ -350,9 +350,8 @@ def test_any_value_anywhere_is_read_or_refused_and_judged(path, value):
         ("training.evo_steps", 4, "training.evaluation_interval"),
         ("training.evaluation_interval", 1, ""),
         ("training.pop_size", 1, ""),
-        ("mutation.rl_hp_selection", {}, ""),
-        ("mutation.probabilities", {"no_mut": 0, "rl_hp_mut": 0}, ""),
-        ("mutation.rl_hp_selection.lr", {"min": 5e-6, "max": 5.5e-6}, ""),
+        ("mutation.rl_hp_selection", {}, "mutation"),
+        ("mutation.probabilities", {"no_mut": 0, "rl_hp_mut": 0}, "mutation"),
     ],
 )
 def test_one_change_gives_one_more_finding(path, value, at):
@@ -466,6 +465,9 @@ def test_the_control_has_the_same_completions_and_no_evolution():
     assert alone.training.max_steps == 3 * manifest.steps * 48 <= 100_000
     assert alone.mutation_rate == 0
     assert alone.tournament_selection.elitism
-    assert found(alone) - found(manifest) == {("warning", "training.pop_size")}
+    assert found(alone) - found(manifest) == {
+        ("warning", "mutation"),
+        ("warning", "training.pop_size"),
+    }
     assert alone.algorithm == manifest.algorithm
     assert load(alone.to_dict()) == alone

@@ -1,17 +1,14 @@
 """Data: what is loaded, what is refused, and that both are repeatable."""
 
 import itertools
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import datasets
-import pandas
-import pyarrow
-import pyarrow.parquet
 import pytest
+from test_arena_datasets import write_csv, write_jsonl, write_parquet
 
 from grpo_lab.data import SOURCES, load_splits
 from grpo_lab.errors import LabError
@@ -30,14 +27,6 @@ def rows(count: int, start: int = 0) -> list[dict]:
         }
         for n in range(start, start + count)
     ]
-
-
-def write_jsonl(file: Path, content: list[dict]) -> None:
-    file.write_text("".join(json.dumps(row) + "\n" for row in content))
-
-
-def write_parquet(file: Path, content: list[dict]) -> None:
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(content), file)
 
 
 @pytest.fixture
@@ -99,7 +88,7 @@ def test_every_file_form_gives_the_same_splits(folder, tmp_path, names):
         if name.endswith("jsonl"):
             write_jsonl(other / name, content)
         elif name.endswith("csv"):
-            pandas.DataFrame(content).to_csv(other / name, index=False)
+            write_csv(other / name, content)
         else:
             write_parquet(other / name, content)
     assert load(other).fingerprint == load(folder).fingerprint

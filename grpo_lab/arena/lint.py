@@ -55,49 +55,34 @@ def lint(
         for path, text in (
             *_evolution(manifest),
             *_network(manifest, longest_prompt, context),
+            *_prompt(manifest, forced_prompt),
         )
     ]
-    if not manifest.environment.system_prompt.strip():
-        path = "environment.system_prompt"
-        supplied = f": {forced_prompt!r}" if forced_prompt else ""
-        found.append(
-            Finding(
-                "warning",
-                path,
-                f"{path} is not given, so that nothing tells the model the "
-                "format that the reward asks for. One is supplied"
-                f"{supplied}. Write your own system_prompt if the reward asks "
-                "for another format.",
-            )
-        )
     if paths := manifest._without_meaning:
         reasons = "; ".join(f"{path}: {NO_MEANING[path]}" for path in paths)
-        found.append(
-            Finding(
-                "note",
-                ", ".join(paths),
-                f"These keys have no meaning here: {reasons}. Leave or delete "
-                "them.",
-            )
-        )
+        text = f"These keys have no meaning here: {reasons}. Leave or delete "
+        found.append(Finding("note", ", ".join(paths), text + "them."))
     return found
 
 
+def _prompt(manifest: Manifest, forced: str) -> Iterator[tuple[str, str]]:
+    if not manifest.environment.system_prompt.strip():
+        supplied = f": {forced!r}" if forced else ""
+        yield (
+            "environment.system_prompt",
+            "is not given, so that nothing tells the model the format that "
+            f"the reward asks for. One is supplied{supplied}. Write your own "
+            "system_prompt if the reward asks for another format.",
+        )
+
+
 def _evolution(manifest: Manifest) -> Iterator[tuple[str, str]]:
-    for name, limits in manifest.mutation.rl_hp_selection.items():
-        path = f"mutation.rl_hp_selection.{name}"
+    for name in manifest.mutation.rl_hp_selection:
         if getattr(manifest.algorithm, name) == 0:
             yield (
                 f"algorithm.{name}",
-                f"is 0, which no mutation (x1.2 or x0.8) changes. Give it a "
-                f"value above 0, or delete {path}.",
-            )
-        elif limits.max < 1.2 * limits.min:
-            yield (
-                path,
-                f"goes from {limits.min:g} to {limits.max:g}, which is less "
-                f"than one mutation (x1.2) apart. Widen it, or delete it if "
-                f"{name} is to stay as it is.",
+                "is 0, which no mutation (x1.2 or x0.8) changes. Give it a "
+                "value above 0, or delete its range.",
             )
     training = manifest.training
     if manifest.generations < 2 and training.pop_size > 1:
@@ -116,21 +101,14 @@ def _evolution(manifest: Manifest) -> Iterator[tuple[str, str]]:
             "measured at each evolution, and only then, whatever the "
             f"interval. Write evaluation_interval: {training.evo_steps}.",
         )
-    chances = manifest.mutation.probabilities
-    members = manifest.training.pop_size
+    members = training.pop_size
     size = manifest.tournament_selection.tournament_size
-    if not chances.no_mut + chances.rl_hp_mut:
+    if not (manifest.mutation_rate and manifest.mutation.rl_hp_selection):
         yield (
-            "mutation.probabilities",
-            "gives neither no_mut nor rl_hp_mut, so that nothing ever "
-            "mutates. Write rl_hp_mut: 0.6 and no_mut: 0.1, or leave it if "
-            "selection alone is wanted.",
-        )
-    elif chances.rl_hp_mut and not manifest.mutation.rl_hp_selection:
-        yield (
-            "mutation.rl_hp_selection",
-            "is empty, so that there is nothing to mutate. Give lr or beta a "
-            "min and a max.",
+            "mutation",
+            "changes nothing. Write rl_hp_mut: 0.6 and no_mut: 0.1 below "
+            "probabilities and give lr or beta a min and a max below "
+            "rl_hp_selection, or leave it if selection alone is wanted.",
         )
     if members == 1:
         yield (
