@@ -105,7 +105,7 @@ class Algorithm(_Section):
     group_size: Annotated[int, Field(ge=2)] = 8
     beta: Annotated[float, _within("beta")] = 0.001
     lr: Annotated[float, Field(gt=0, lt=1)] = 5e-6
-    max_grad_norm: Annotated[float, Field(ge=0)] = 0.1
+    max_grad_norm: Annotated[float, _within("max_grad_norm")] = 0.1
     update_epochs: Annotated[int, Field(ge=1, le=1)] = 1
     temperature: Annotated[float, _within("temperature")] = 0.9
     top_p: Annotated[float, _within("top_p")] = 1.0
