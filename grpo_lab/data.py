@@ -200,9 +200,8 @@ def _generate(
 def _read_published(source: Source) -> tuple[list[Row], list[Row]]:
     """Both splits of the pinned revision, without what can't be used.
 
-    Nobody can mend a published data set, so its few rows without a readable
-    gold, and questions of the train split that the test split has too, are
-    left out instead of refused.
+    Nobody can mend a published data set, so its few unreadable answers, and
+    questions that are in both splits, are left out instead of refused.
     """
     advice = (
         "download its files train.jsonl and test.jsonl (or the parquet "
@@ -343,15 +342,11 @@ ENDINGS = (".csv", ".parquet", ".jsonl", ".json")
 
 
 def read_file(file: Path, mapping: Mapping[str, str]) -> list[Row]:
-    """The rows of a file, every value as text.
+    """The rows of a file, at least one, every value as text.
 
     Args:
-        file: ends in .csv, .parquet, .jsonl or .json; the last two hold one
-            JSON object per line.
-        mapping: the column of each text; other columns are not read.
-
-    Returns:
-        At least one row, with the keys of `mapping`; see `as_text`.
+        file: ends as one of `ENDINGS`; JSON has one object per line.
+        mapping: the column of each text; other columns are left out.
 
     Raises:
         LabError: there is no such file, it is broken, a column isn't there,
@@ -412,9 +407,6 @@ def read_jsonl(file: Path) -> Iterator[dict]:
     """The objects of a file with one JSON object per line, one by one.
 
     A number with a point or an exponent stays the text that was typed.
-
-    Raises:
-        LabError: a line is no object; names the line.
     """
     # utf-8-sig passes over the mark that some editors put first.
     with file.open(encoding="utf-8-sig") as lines:
@@ -443,13 +435,10 @@ def read_hub(
     mapping: Mapping[str, str],
     advice: str,
 ) -> list[Row]:
-    """The rows of a split on the Hub.
+    """The rows of a split of "owner/name" on the Hub.
 
-    Args:
-        name: "owner/name".
-        config, revision: "" for what the Hub takes then.
-        mapping: the column of each text.
-        advice: what to type where it can't be had.
+    An empty `config` or `revision` is what the Hub takes then; `advice` says
+    what to type where the data set can't be had.
     """
     try:
         loaded = datasets.load_dataset(

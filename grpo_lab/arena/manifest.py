@@ -55,7 +55,7 @@ NO_MEANING: dict[str, str] = {
 """Keys of the published form that change nothing here, and why."""
 
 MUTABLE = {"lr": (0.0, 0.99), "beta": RANGES["beta"]}
-"""The hyperparameters that evolution may change, and where they may lie."""
+"""What evolution may change, and where it may lie."""
 
 SELECTION = "tournament_selection"
 OTHER_NAME = "selection_strategy"  # what newer manifests call it
@@ -116,14 +116,13 @@ class Algorithm(_Section):
 
 
 class Environment(_Section):
-    """What the policy is asked.
+    """What the policy is asked: the questions of a registered dataset.
 
     Attributes:
-        name: a registered dataset.
         system_prompt: what the policy is told; "" lets the experiment supply
             a text that names the tags which the reward asks for.
-        fitness_rows: held-out questions that rank the members.
-        test_rows: held-out questions that nothing is selected by.
+        fitness_rows, test_rows: held-out questions that rank the members,
+            and those that nothing is selected by.
     """
 
     name: Name

@@ -22,8 +22,7 @@ from grpo_lab.settings import RunSettings
 from rewards.batch import RewardError
 from rewards.contract import Verdicts, check_reward, load_reward
 
-CHECKED_ROWS = 200
-"""Rows of the data set that a reward file is checked on at most."""
+CHECKED_ROWS = 200  # that a reward file is checked on at most
 
 NEEDED = ("runs", "gives a number", "is finite", "pays for right")
 """The verdicts without which nothing can be learned."""
@@ -96,7 +95,16 @@ def check(
     """
     given = manifest.load(source)
     form = manifest.control(given) if control else given
-    chosen = _project(store, project)
+    if project is None:
+        raise LabError(
+            "An experiment is filed under a project, and this arena has none. "
+            "Make one first: create_project('my project')."
+        )
+    if not store.get("project", project)["llm_based"]:
+        raise LabError(
+            f"The project {project!r} is not for language models, and GRPO "
+            "trains one. Name or make another with llm_based=True."
+        )
     dataset = store.get("dataset", form.environment.name)
     folder = home / "datasets" / dataset["name"]
     datasets.check_trainable(dataset)
@@ -127,11 +135,9 @@ def check(
     estimate = memory.estimate_memory(models.entry(name), settings, longest)
     findings += _memory(estimate, settings, engine)
     values = form.to_dict()
-    local = Path(name).expanduser()
+    local = Path(name).expanduser().resolve()
     if local.is_dir():  # whoever resumes may stand in another directory
-        values["network"]["pretrained_model_name_or_path"] = str(
-            local.resolve()
-        )
+        values["network"]["pretrained_model_name_or_path"] = str(local)
     experiment = Experiment(
         manifest=values,
         dataset=dataset,
@@ -146,26 +152,10 @@ def check(
         tuple(findings),
         verdicts,
         _plan(form, limit, longest, estimate, len(rows)),
-        {"project": chosen, "dataset": dataset["name"], "control": control},
+        {"project": project, "dataset": dataset["name"], "control": control},
         manifest.manifest_text(source),
         reward,
     )
-
-
-def _project(store: Store, name: str | None) -> str:
-    if name is None:
-        raise LabError(
-            "An experiment is filed under a project, and this arena has "
-            "none. Make one first: create_project('my project', None, "
-            "llm_based=True)."
-        )
-    if not store.get("project", name)["llm_based"]:
-        raise LabError(
-            f"The project {name!r} is not for language models, and GRPO "
-            "trains one. Make another project with llm_based=True, or name "
-            "one of those."
-        )
-    return name
 
 
 def _verdicts(
