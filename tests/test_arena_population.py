@@ -184,6 +184,20 @@ def test_checkpoints_are_listed_best_first(trained, tmp_path):
     assert steps == {2, 6, 7}
 
 
+def first_step(plan, splits, directory) -> tuple[int, int]:
+    """Train to the end; which member made the first step, and which."""
+    made = []
+    of(
+        plan, splits, directory,
+        lambda member, step, row: made.append((member.number, step)),
+    ).train()  # fmt: skip
+    return made[0]
+
+
+def assert_same_lineage(one, other) -> None:
+    pd.testing.assert_frame_equal(records.lineage(one), records.lineage(other))
+
+
 class Kill(Exception):
     """Ends the training where a kill would."""
 
@@ -253,11 +267,8 @@ def test_a_finished_population_can_go_on(
     monkeypatch.setattr(Population, "_inherit", watched)
     of(longer, splits, tmp_path / "whole").train()
     assert inherited == [2, 3, 4, 5]
-    found, expected = (
-        records.lineage(tmp_path / name) for name in ("parts", "whole")
-    )
-    pd.testing.assert_frame_equal(found, expected)
-    assert found["step"].max() == 9
+    assert_same_lineage(tmp_path / "parts", tmp_path / "whole")
+    assert records.lineage(tmp_path / "parts")["step"].max() == 9
 
 
 @pytest.mark.parametrize("at", [(1, 2), (3, 5)])
@@ -271,17 +282,8 @@ def test_a_kill_costs_one_step(trained, splits, tmp_path, at):
 
     with pytest.raises(Kill):
         of(the_plan, splits, tmp_path, kill).train()
-    made = []
-    of(
-        the_plan,
-        splits,
-        tmp_path,
-        lambda member, step, row: made.append((member.number, step)),
-    ).train()
-    assert made[0] == at
-    pd.testing.assert_frame_equal(
-        records.lineage(tmp_path), records.lineage(directory)
-    )
+    assert first_step(the_plan, splits, tmp_path) == at
+    assert_same_lineage(tmp_path, directory)
     same = ["step", "member", "reward", "loss", "kl", "learning_rate"]
     pd.testing.assert_frame_equal(
         records.metrics(tmp_path)[same], records.metrics(directory)[same]
@@ -305,9 +307,7 @@ def test_a_kill_between_generations_costs_nothing(
         of(the_plan, splits, tmp_path).train()
     monkeypatch.undo()
     of(the_plan, splits, tmp_path).train()
-    pd.testing.assert_frame_equal(
-        records.lineage(tmp_path), records.lineage(directory)
-    )
+    assert_same_lineage(tmp_path, directory)
 
 
 def test_a_stop_saves_its_step_and_is_gone_on_from(trained, splits, tmp_path):
@@ -319,16 +319,7 @@ def test_a_stop_saves_its_step_and_is_gone_on_from(trained, splits, tmp_path):
 
     with pytest.raises(Stopped):
         of(the_plan, splits, tmp_path, ask).train()
-    made = []
     (tmp_path / "stop").unlink()
-    of(
-        the_plan,
-        splits,
-        tmp_path,
-        lambda member, step, row: made.append((member.number, step)),
-    ).train()
     # seen at the end of the next step, which is the last of its generation
-    assert made[0] == (0, 3)
-    pd.testing.assert_frame_equal(
-        records.lineage(tmp_path), records.lineage(directory)
-    )
+    assert first_step(the_plan, splits, tmp_path) == (0, 3)
+    assert_same_lineage(tmp_path, directory)
