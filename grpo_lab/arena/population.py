@@ -330,7 +330,7 @@ class Population:
         _copy(member / f"checkpoint-{row['step']}", folder, record)
         for worse in checkpoints(self.directory)[KEPT_CHECKPOINTS:]:
             if worse["name"] != name:
-                _delete(folder.parent / worse["name"])
+                shutil.rmtree(folder.parent / worse["name"])
 
 
 def _copy(source: Path, folder: Path, record: dict | None = None) -> None:
@@ -350,14 +350,6 @@ def _copy(source: Path, folder: Path, record: dict | None = None) -> None:
             shutil.copy(source / file, part / file)
         write_json(part / "checkpoint.json", record)
     part.rename(folder)
-
-
-def _delete(folder: Path) -> None:
-    """Delete a checkpoint; a reader or a kill never meets half of one."""
-    gone = folder.with_name(f".gone-{folder.name}")
-    shutil.rmtree(gone, ignore_errors=True)
-    folder.rename(gone)
-    shutil.rmtree(gone, ignore_errors=True)
 
 
 def _doings(working: Sequence[Part], reached: dict[str, int]) -> str:
