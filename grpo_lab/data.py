@@ -1,95 +1,78 @@
-"""Questions with their answers, from the Hub, a local folder or a generator.
+"""Questions with their answers, from the Hub, from files or a generator.
 
 Whatever the source, every row has the columns `prompt` (the messages that
-the policy sees), `question` and `answer` (the gold text that the rewards
-read). What can't be trained on, or would make the held-out accuracy a lie,
-is refused here, before any model is loaded.
+the policy sees), `question` and `answer` (the reference answer, as text).
+What can't be trained on, or would make the held-out accuracy a lie, is
+refused here, before any model is loaded.
 """
 
 import hashlib
 import json
+import math
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 
 import datasets
+import pyarrow
+import pyarrow.csv
+import pyarrow.parquet
 
-from grpo_lab.errors import LabError, nearest
+from grpo_lab.errors import LabError, first_line, nearest
 from grpo_lab.pocket import problems
 from grpo_lab.prompts import REASONING_PROMPT, THINK_PROMPT, messages
-from grpo_lab.rows import as_text, read_hub, read_rows, short
 from rewards import gold_number
 from rewards.numbers import last_box
 from rewards.symbolic import unusable_golds
 
+Row = dict[str, str]
+
 
 @dataclass(frozen=True)
 class Source:
-    """Where questions come from, and what their columns are called.
+    """Where questions come from.
 
     Attributes:
-        name: what a learner types.
         hub_id: "owner/name" on the Hub, or "" for the generator.
-        config: the configuration of that data set.
-        revision: the commit that is loaded.
-        question, answer: names of the columns.
-        train_split, eval_split: names of the splits, and of local files.
-        system_prompt: what the policy is told by default.
-        latex: whether a gold is LaTeX in a `\\boxed{}`, else a number.
+        config, revision: which configuration is loaded, at which commit.
+        latex: whether a reference answer is LaTeX in a `\\boxed{}`, at the
+            end of a solution; else it is a number.
     """
 
-    name: str
     hub_id: str = ""
     config: str = ""
     revision: str = ""
-    question: str = "question"
-    answer: str = "answer"
-    train_split: str = "train"
-    eval_split: str = "test"
-    system_prompt: str = REASONING_PROMPT
     latex: bool = False
 
     @property
-    def columns(self) -> tuple[str, str]:
-        """The columns that are read."""
-        return self.question, self.answer
-
-    def has_gold(self, answer: str) -> bool:
-        """Whether a reward can read the gold of this answer text."""
+    def mapping(self) -> dict[str, str]:
+        """The column of each text of a row."""
         if self.latex:
-            return last_box(answer) is not None
-        return gold_number(answer) is not None
+            return {"question": "problem", "answer": "solution"}
+        return {"question": "question", "answer": "answer"}
+
+    def usable(self, row: Row) -> bool:
+        """Whether something is asked, and a reward can read the answer."""
+        read = last_box if self.latex else gold_number
+        return bool(row["question"].strip()) and (
+            read(row["answer"]) is not None
+        )
 
 
 SOURCES = {
-    source.name: source
-    for source in (
-        Source(
-            name="gsm8k",
-            hub_id="openai/gsm8k",
-            config="main",
-            revision="740312add88f781978c0658806c59bc2815b9866",
-        ),
-        Source(
-            name="numina_math_tir",
-            hub_id="AI-MO/NuminaMath-TIR",
-            config="default",
-            revision="77a91d7b7a1a98ac4b1beb7d86c09d156b935dcd",
-            question="problem",
-            answer="solution",
-            system_prompt=THINK_PROMPT,
-            latex=True,
-        ),
-        Source(name="pocket"),
-        Source(
-            name="pocket_latex",
-            question="problem",
-            answer="solution",
-            system_prompt=THINK_PROMPT,
-            latex=True,
-        ),
-    )
+    "gsm8k": Source(
+        "openai/gsm8k", "main", "740312add88f781978c0658806c59bc2815b9866"
+    ),
+    "numina_math_tir": Source(
+        "AI-MO/NuminaMath-TIR",
+        "default",
+        "77a91d7b7a1a98ac4b1beb7d86c09d156b935dcd",
+        latex=True,
+    ),
+    "pocket": Source(),
+    "pocket_latex": Source(latex=True),
 }
 """The sources that the lessons know, by name."""
 
@@ -109,9 +92,6 @@ class Splits:
     eval: datasets.Dataset
     source: str
     fingerprint: str
-
-
-Row = dict[str, str]
 
 
 def load_splits(
@@ -141,20 +121,27 @@ def load_splits(
     Raises:
         LabError: the source is unknown, can't be read, or can't be used.
     """
-    chosen = _source(source)
+    if source not in SOURCES:
+        near = nearest(source, SOURCES) or "gsm8k"
+        raise LabError(
+            f"There is no data source {source!r}; the sources are "
+            f"{', '.join(SOURCES)}. Type {near!r}, and set DATA_PATH as well "
+            "to read your own files in that form."
+        )
+    chosen = SOURCES[source]
     if path:
         train, held_out = _read_folder(path, chosen)
-        described = f"{chosen.name} from the folder {path}"
+        described = f"{source} from the folder {path}"
     elif chosen.hub_id:
-        train, held_out = _read_hub(chosen)
+        train, held_out = _read_published(chosen)
         described = f"{chosen.hub_id} at revision {chosen.revision}"
     else:
-        train, held_out = _generate(chosen, train_rows, eval_rows, seed)
-        described = f"{chosen.name}, generated from seed {seed}"
+        train = _generate(chosen, train_rows, False, seed)
+        held_out = _generate(chosen, eval_rows, True, seed)
+        described = f"{source}, generated from seed {seed}"
     train, held_out = _different(train), _different(held_out)
     random.Random(seed).shuffle(train)
     random.Random(seed).shuffle(held_out)
-    _check_golds([*train, *held_out], chosen)
     if path and not held_out:
         described += f", {eval_rows} rows of its train file held out"
         train, held_out = train[eval_rows:], train[:eval_rows]
@@ -167,112 +154,94 @@ def load_splits(
                 f", {unusable + more} rows left out whose gold no answer "
                 "could be compared with"
             )
-    train = _take(train, train_rows, "TRAIN_ROWS")
-    held_out = _take(held_out, eval_rows, "EVAL_ROWS")
-    prompt = system_prompt or chosen.system_prompt
-    splits = _dataset(train, prompt), _dataset(held_out, prompt)
+    default = THINK_PROMPT if chosen.latex else REASONING_PROMPT
+    prompt = system_prompt or default
+    splits = (
+        _dataset(_take(train, train_rows, "TRAIN_ROWS"), prompt),
+        _dataset(_take(held_out, eval_rows, "EVAL_ROWS"), prompt),
+    )
     return Splits(*splits, described, fingerprint(*splits))
 
 
-def _source(name: str) -> Source:
-    if name in SOURCES:
-        return SOURCES[name]
-    near = nearest(name, SOURCES) or "gsm8k"
-    raise LabError(
-        f"There is no data source {name!r}; the sources are "
-        f"{', '.join(SOURCES)}. Type {near!r}, and "
-        "set DATA_PATH as well to read your own files in that form."
+def _dataset(rows: list[Row], prompt: str) -> datasets.Dataset:
+    return datasets.Dataset.from_list(
+        [{"prompt": messages(row["question"], prompt), **row} for row in rows]
     )
 
 
-# --- Reading ----------------------------------------------------------------
+def fingerprint(*splits: Iterable) -> str:
+    """sha256 over the rows of all splits, the same on any machine."""
+    digest = hashlib.sha256()
+    for number, split in enumerate(splits):
+        for row in split:
+            line = json.dumps([number, row], sort_keys=True)
+            digest.update(line.encode() + b"\n")
+    return digest.hexdigest()
+
+
+# --- The three kinds of sources ---------------------------------------------
 
 
 def _generate(
-    source: Source, train_rows: int, eval_rows: int, seed: int
-) -> tuple[list[Row], list[Row]]:
+    source: Source, count: int, held_out: bool, seed: int
+) -> list[Row]:
     """Seeded problems; one question in ten is never trained on by anyone."""
     kinds = problems.LATEX_KINDS if source.latex else problems.WORD_KINDS
     try:
-        sides = [
-            problems.sample(count, held_out=side, seed=seed, kinds=kinds)
-            for count, side in ((train_rows, False), (eval_rows, True))
-        ]
+        found = problems.sample(
+            count, held_out=held_out, seed=seed, kinds=kinds
+        )
     except ValueError as error:
-        raise LabError(
-            f"The source {source.name!r} has too few different questions. "
-            f"{error} Change TRAIN_ROWS or EVAL_ROWS."
-        ) from error
-    train, held_out = (
-        [
-            _row(p.latex_row() if source.latex else p.row(), source)
-            for p in side
-        ]
-        for side in sides
-    )
-    return train, held_out
+        raise LabError(f"{error} Change TRAIN_ROWS or EVAL_ROWS.") from error
+    rows = (one.latex_row() if source.latex else one.row() for one in found)
+    return _texts(rows, source.mapping)
 
 
-def _row(raw: dict, source: Source) -> Row:
-    return {"question": raw[source.question], "answer": raw[source.answer]}
-
-
-def _read_hub(source: Source) -> tuple[list[Row], list[Row]]:
+def _read_published(source: Source) -> tuple[list[Row], list[Row]]:
     """Both splits of the pinned revision, without what can't be used.
 
-    Nobody can mend a published data set, so its few rows without a readable
-    gold, and questions of the train split that the eval split has too, are
-    left out instead of refused.
+    Nobody can mend a published data set, so its few unreadable answers, and
+    questions that are in both splits, are left out instead of refused.
     """
     advice = (
-        f"download its files {source.train_split}.jsonl and "
-        f"{source.eval_split}.jsonl (or the parquet files) elsewhere and "
-        "type DATA_PATH = 'their folder'; or type PROFILE = 'pocket', which "
-        "needs no network."
+        "download its files train.jsonl and test.jsonl (or the parquet "
+        "files) elsewhere and type DATA_PATH = 'their folder'; or type "
+        "PROFILE = 'pocket', which needs no network."
     )
+    where = source.hub_id, source.config, source.revision
     train, held_out = (
-        [
-            row
-            for row in (_row(raw, source) for raw in raw_rows)
-            if source.has_gold(row["answer"])
-        ]
-        for raw_rows, _ in (
-            read_hub(
-                source.hub_id, source.config, split, source.revision,
-                source.columns, advice,
-            )
-            for split in (source.train_split, source.eval_split)
+        [row for row in rows if source.usable(row)]
+        for rows in (
+            read_hub(*where, split, source.mapping, advice)
+            for split in ("train", "test")
         )
-    )  # fmt: skip
+    )
     taken = {normalised(row["question"]) for row in held_out}
     train = [row for row in train if normalised(row["question"]) not in taken]
     return train, held_out
 
 
 def _read_folder(path: str, source: Source) -> tuple[list[Row], list[Row]]:
-    """Rows of a local folder; the second list is empty without a test file.
-
-    Raises:
-        LabError: nothing to read there, or something unreadable.
-    """
+    """Rows of a local folder; the second list is empty without a test file."""
     folder = Path(path).expanduser()
-    names = [item.name for item in folder.iterdir()] if folder.is_dir() else []
-    train_files = _files(folder, source.train_split)
-    if not train_files:
-        what = "a folder" if folder.is_dir() else "a file"
-        what = what if folder.exists() else "nothing that exists"
+    train, held_out = (
+        [
+            row
+            for file in _files(folder, split)
+            for row in _read_own(file, source)
+        ]
+        for split in ("train", "test")
+    )
+    if not train:
+        names = sorted(file.name for file in folder.glob("*"))
         raise LabError(
-            f"DATA_PATH = {path!r} names {what}, and it must be a folder with "
-            f"{source.train_split}.jsonl, .parquet or .csv in it, and with "
-            f"{source.eval_split}.jsonl beside it. It holds "
-            f"{', '.join(sorted(names)[:5]) or 'nothing'}. Put the file "
+            f"DATA_PATH is {path!r}, and it must be a folder with "
+            "train.jsonl, .parquet or .csv in it, and with test.jsonl beside "
+            f"it. It holds {', '.join(names[:5]) or 'nothing'}. Put the file "
             "there, type another DATA_PATH, or DATA_PATH = '' to load from "
             "the Hub."
         )
-    return tuple(
-        [row for file in files for row in _read_file(file, source)]
-        for files in (train_files, _files(folder, source.eval_split))
-    )
+    return train, held_out
 
 
 def _files(folder: Path, split: str) -> list[Path]:
@@ -284,21 +253,26 @@ def _files(folder: Path, split: str) -> list[Path]:
     return []
 
 
-def _read_file(file: Path, source: Source) -> list[Row]:
+def _read_own(file: Path, source: Source) -> list[Row]:
     """The rows of a learner's own file, all of which must be usable."""
-    rows = []
-    for number, raw in enumerate(read_rows(file, source.columns), start=1):
-        row = _row(raw, source)
-        row["answer"] = as_text(row["answer"])
-        for column in row:
-            if not isinstance(row[column], str) or not row[column].strip():
-                value = _row(raw, source)[column]
-                raise LabError(
-                    f"The {column} in row {number} of {file} is "
-                    f"{short(value, 40)}, but it must be text. Mend or delete "
-                    "that row."
-                )
-        rows.append(row)
+    rows = read_file(file, source.mapping)
+    bad = [n for n, row in enumerate(rows, 1) if not source.usable(row)]
+    if bad:
+        form = (
+            "a solution with its result in \\boxed{}"
+            if source.latex
+            else "a number, or a text that ends in '#### 72'"
+        )
+        shown = "; ".join(
+            f"row {number} ends in {rows[number - 1]['answer'][-40:]!r}"
+            for number in bad[:3]
+        )
+        raise LabError(
+            f"{len(bad)} of {len(rows)} rows in {file} can't be used, since "
+            f"no completion for them could be right: {shown}. A row must hold "
+            f"a question, and an answer that is {form}. Mend or delete those "
+            "rows."
+        )
     return rows
 
 
@@ -318,24 +292,6 @@ def _different(rows: list[Row]) -> list[Row]:
     return list(first.values())
 
 
-def _check_golds(rows: list[Row], source: Source) -> None:
-    unreadable = [
-        r["answer"] for r in rows if not source.has_gold(r["answer"])
-    ]
-    if unreadable:
-        form = (
-            "a solution with its result in \\boxed{}"
-            if source.latex
-            else "a number, or a text that ends in '#### 72'"
-        )
-        shown = ", ".join(repr(gold[-40:]) for gold in unreadable[:3])
-        raise LabError(
-            f"{len(unreadable)} of {len(rows)} answers can't be read, so no "
-            f"completion for them could be right. The first of them end in: "
-            f"{shown}. An answer must be {form}. Mend or delete those rows."
-        )
-
-
 def _comparable(rows: list[Row], count: int) -> tuple[list[Row], int]:
     """The first `count` rows whose gold can be parsed, or as many as are.
 
@@ -353,12 +309,9 @@ def _comparable(rows: list[Row], count: int) -> tuple[list[Row], int]:
 
 
 def _check_overlap(train: list[Row], held_out: list[Row]) -> None:
-    questions = {normalised(row["question"]) for row in train}
-    both = [
-        row["question"]
-        for row in held_out
-        if normalised(row["question"]) in questions
-    ]
+    seen = {normalised(row["question"]) for row in train}
+    questions = [row["question"] for row in held_out]
+    both = [one for one in questions if normalised(one) in seen]
     if both:
         shown = "; ".join(repr(question[:60]) for question in both[:3])
         raise LabError(
@@ -378,23 +331,159 @@ def _take(rows: list[Row], count: int, name: str) -> list[Row]:
     return rows[:count]
 
 
-# --- The result -------------------------------------------------------------
+# --- Reading ----------------------------------------------------------------
+#
+# `datasets.load_dataset` isn't used for files: it infers one type for each
+# column of a CSV file, so that a gold 016 becomes 16, and copies what it reads
+# into a cache.
 
 
-def _dataset(rows: list[Row], system_prompt: str) -> datasets.Dataset:
-    return datasets.Dataset.from_list(
-        [
-            {"prompt": messages(row["question"], system_prompt), **row}
-            for row in rows
-        ]
+ENDINGS = (".csv", ".parquet", ".jsonl", ".json")
+
+
+def read_file(file: Path, mapping: Mapping[str, str]) -> list[Row]:
+    """The rows of a file, at least one, every value as text.
+
+    Args:
+        file: ends as one of `ENDINGS`; JSON has one object per line.
+        mapping: the column of each text; other columns are left out.
+
+    Raises:
+        LabError: there is no such file, it is broken, a column isn't there,
+            or there are no rows; names the line where there are lines.
+    """
+    kind = file.suffix.lower()
+    if kind not in ENDINGS:
+        raise LabError(
+            f"{file} ends in {kind!r}, and it must be a file that ends in "
+            f"one of {', '.join(ENDINGS)}. Save it in one of these forms."
+        )
+    if not file.is_file():
+        near = nearest(file.name, [one.name for one in file.parent.glob("*")])
+        hint = f"; the nearest name there is {near!r}" if near else ""
+        raise LabError(
+            f"There is no file {file}{hint}. Type the path of a file from "
+            "where you are now, or from / on."
+        )
+    try:
+        rows = _read_raw(file, mapping.values())
+    except (OSError, ValueError, pyarrow.ArrowException) as error:
+        raise LabError(
+            f"{file} can't be read as {kind[1:]}: {first_line(error)} Mend "
+            "that place, or write the file again: text as UTF-8, the values "
+            'of CSV with commas between, and with " marks around a value '
+            "that has a comma or a new line in it."
+        ) from error
+    if not rows:
+        raise LabError(
+            f"{file} has no rows. Put the columns "
+            f"{', '.join(mapping.values())} into it, or type the path of "
+            "another file."
+        )
+    _check_columns(mapping, (key for row in rows for key in row), file)
+    return _texts(rows, mapping)
+
+
+def _read_raw(file: Path, columns: Iterable[str]) -> list[dict]:
+    """Rows as they are; those of CSV as text."""
+    if file.suffix.lower() == ".parquet":
+        return pyarrow.parquet.read_table(file).to_pylist()
+    if file.suffix.lower() != ".csv":
+        return list(read_jsonl(file))
+    table = pyarrow.csv.read_csv(
+        file,
+        # Else an error doesn't name its row.
+        pyarrow.csv.ReadOptions(use_threads=False),
+        pyarrow.csv.ParseOptions(newlines_in_values=True),
+        pyarrow.csv.ConvertOptions(
+            column_types=dict.fromkeys(columns, pyarrow.string()),
+            strings_can_be_null=False,
+        ),
     )
+    return table.to_pylist()
 
 
-def fingerprint(*splits: Iterable[dict]) -> str:
-    """sha256 over the rows of all splits, the same on any machine."""
-    digest = hashlib.sha256()
-    for number, split in enumerate(splits):
-        for row in split:
-            line = json.dumps([number, row], sort_keys=True)
-            digest.update(line.encode() + b"\n")
-    return digest.hexdigest()
+def read_jsonl(file: Path) -> Iterator[dict]:
+    """The objects of a file with one JSON object per line, one by one.
+
+    A number with a point or an exponent stays the text that was typed.
+    """
+    # utf-8-sig passes over the mark that some editors put first.
+    with file.open(encoding="utf-8-sig") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            try:
+                value, fault = json.loads(line, parse_float=str), ""
+            except ValueError as error:
+                value, fault = None, f" ({error})"
+            if not isinstance(value, dict):
+                raise LabError(
+                    f"Line {number} of {file} is {line.strip()!r:.60}, but "
+                    "each line must be one JSON object such as "
+                    f'{{"question": "9 + 9?", "answer": "18"}}{fault}. Mend '
+                    "or delete that line."
+                )
+            yield value
+
+
+def read_hub(
+    name: str,
+    config: str,
+    revision: str,
+    split: str,
+    mapping: Mapping[str, str],
+    advice: str,
+) -> list[Row]:
+    """The rows of a split of "owner/name" on the Hub.
+
+    An empty `config` or `revision` is what the Hub takes then; `advice` says
+    what to type where the data set can't be had.
+    """
+    try:
+        loaded = datasets.load_dataset(
+            name, config or None, split=split, revision=revision or None
+        )
+    except Exception as error:  # the network, the Hub, the data set's own
+        raise LabError(
+            f"The data set {name} can't be had from the Hub: "
+            f"{first_line(error)} Connect to the internet and try again; or "
+            f"{advice}"
+        ) from error
+    _check_columns(mapping, loaded.column_names, name)
+    return _texts(loaded, mapping)
+
+
+def _check_columns(
+    mapping: Mapping[str, str], there: Iterable[str], where: object
+) -> None:
+    names = list(dict.fromkeys(there))
+    for column in mapping.values():
+        if column not in names:
+            near = nearest(column, names)
+            advice = f"The nearest is {near!r}." if near else "Rename one."
+            raise LabError(
+                f"{where} has no column {column!r}. Its columns are "
+                f"{names}. {advice}"
+            )
+
+
+def _texts(rows: Iterable, mapping: Mapping[str, str]) -> list[Row]:
+    return [
+        {key: as_text(row.get(column)) for key, column in mapping.items()}
+        for row in rows
+    ]
+
+
+def as_text(value: object) -> str:
+    """A value as text: 72.0 is "72"; what is no text and no number is ""."""
+    if isinstance(value, str):
+        # JSON can have half of a surrogate pair, which no file can hold.
+        return value.encode(errors="replace").decode()
+    if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
+        return ""
+    if isinstance(value, int):
+        return str(value)
+    if not math.isfinite(value):
+        return ""
+    return format(Decimal(str(value)).normalize(), "f")

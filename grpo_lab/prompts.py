@@ -53,11 +53,10 @@ FORM_PROMPTS = {
     ),
     "the answer alone": "Answer with the final number and nothing else.",
 }
-"""A prompt for each form of answer that `check_reward` finds to be paid best.
+"""A prompt for each form that `check_reward` finds to earn most.
 
 The names are those of `rewards.contract.probes.FORMS`.
 """
-
 
 TEMPLATE_VALUES = {"date_string": "26 Jul 2024"}
 """What every chat template is given beside the messages.
@@ -68,15 +67,10 @@ told one, so that the same run would see another prompt tomorrow.
 
 
 def messages(question: str, system_prompt: str) -> list[dict[str, str]]:
-    """The conversation that ends where the policy starts to write.
+    """The system and user messages after which the policy generates.
 
-    Args:
-        question: the problem, as text.
-        system_prompt: one of the prompts above, or the reader's own.
-
-    Returns:
-        Two messages, system and user, in the form that chat templates and
-        TRL's conversational data sets take.
+    They have the form that chat templates and TRL's conversational data sets
+    take.
     """
     return [
         {"role": "system", "content": system_prompt},

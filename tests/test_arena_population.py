@@ -30,12 +30,11 @@ def splits():
     return load_splits("pocket", train_rows=12, eval_rows=8, seed=1)
 
 
-@pytest.fixture
-def plan(tiny_qwen) -> Plan:
-    """Three generations of two steps, and one of one step."""
+def small_plan(model, max_steps: int) -> Plan:
+    """Generations of two steps of two members."""
     settings = quick_settings(
-        tiny_qwen,
-        max_steps=7,
+        model,
+        max_steps=max_steps,
         lr_scheduler="constant",
         warmup_share=0.0,
         beta=0.01,
@@ -45,24 +44,22 @@ def plan(tiny_qwen) -> Plan:
     return Plan(settings, pop_size=2, evo_steps=2, rules=rules)
 
 
+@pytest.fixture(scope="module")
+def plan(tiny_qwen) -> Plan:
+    """Three generations of two steps, and one of one step."""
+    return small_plan(tiny_qwen, max_steps=7)
+
+
 def of(plan, splits, directory, progress=None) -> Population:
     return Population(plan, splits, splits.eval, reward, directory, progress)
 
 
 @pytest.fixture(scope="module")
-def trained(tiny_qwen, splits, tmp_path_factory):
+def trained(plan, splits, tmp_path_factory):
     """The plan, trained to its end."""
     directory = tmp_path_factory.mktemp("population")
-    the_plan = plan.__wrapped__(tiny_qwen)
-    of(the_plan, splits, directory).train()
-    return the_plan, directory
-
-
-def with_base(one: Population) -> tuple:
-    """The base model, on which the members of a population will train."""
-    base = one.context.take_base(one.plan.settings)
-    one.context.leave_base(one.plan.settings, base)
-    return base
+    of(plan, splits, directory).train()
+    return plan, directory
 
 
 def adapter(folder) -> dict[str, torch.Tensor]:
@@ -130,34 +127,6 @@ def test_a_copy_begins_with_its_parent_and_its_own_rate(trained):
         assert set(own["beta"]) == {row["beta"]}
 
 
-def test_a_copy_begins_with_its_parents_weights(
-    plan, splits, tmp_path, monkeypatch
-):
-    """And with the moments of its optimiser, before its first step."""
-    seen = []
-    inherit = Population._inherit
-
-    def watched(self, member, step):
-        inherit(self, member, step)
-        for name in ("adapter_model.safetensors", "optimizer.pt"):
-            own, parents = (
-                records.member_folder(self.directory, number)
-                / folder
-                / f"checkpoint-{step}"
-                / name
-                for number, folder in (
-                    (member.number, "parent"),
-                    (member.parent, ""),
-                )
-            )
-            assert own.read_bytes() == parents.read_bytes()
-        seen.append(member.number)
-
-    monkeypatch.setattr(Population, "_inherit", watched)
-    of(plan, splits, tmp_path).train()
-    assert seen == [2, 3, 4]
-
-
 def test_the_dead_leave_no_checkpoints(trained):
     """Else a long evolution would fill the disk."""
     _, directory = trained
@@ -172,36 +141,7 @@ def test_the_dead_leave_no_checkpoints(trained):
         assert (folder / "metrics.csv").exists()
 
 
-def test_half_a_checkpoint_is_no_checkpoint(trained, tmp_path):
-    """One that is being written, and one that is being deleted."""
-    _, directory = trained
-    shutil.copytree(directory / "checkpoints", tmp_path / "checkpoints")
-    folder = tmp_path / "checkpoints"
-    shutil.copytree(folder / "step_2", folder / ".part-step_9")
-    (folder / "step_4" / "adapter_model.safetensors").unlink()
-    steps = {one["step"] for one in records.checkpoints(tmp_path)}
-    assert steps == {2, 6, 7}
-
-
-def test_members_leave_no_hooks_on_the_base(plan, splits, tmp_path):
-    checkpointing = replace(
-        plan,
-        settings=replace(
-            plan.settings, gradient_checkpointing=True, max_steps=1
-        ),
-    )
-    one = of(checkpointing, splits, tmp_path)
-    base, _ = with_base(one)
-
-    def hooks() -> int:
-        return sum(len(m._forward_hooks) for m in base.modules())
-
-    before = hooks()
-    one.train()
-    assert hooks() == before
-
-
-def test_metrics_have_their_columns_and_every_step_once(trained):
+def test_metrics_have_their_columns_and_every_step_once(trained, splits):
     the_plan, directory = trained
     steps = records.metrics(directory)
     assert tuple(steps.columns) == records.COLUMNS
@@ -211,10 +151,6 @@ def test_metrics_have_their_columns_and_every_step_once(trained):
     assert (steps["completions"] == steps["step"] * per_step).all()
     assert steps["generation"].tolist() == sorted([0, 1, 2] * 4 + [3] * 2)
     assert steps["kl"].notna().all()
-
-
-def test_all_are_ranked_by_the_same_questions(trained, splits):
-    _, directory = trained
     asked = set()
     for file in [directory / "base.json", *directory.rglob("fitness-*.json")]:
         found = json.loads(file.read_text())
@@ -222,7 +158,7 @@ def test_all_are_ranked_by_the_same_questions(trained, splits):
     assert asked == {tuple(splits.eval["question"])}
 
 
-def test_checkpoints_are_listed_best_first(trained):
+def test_checkpoints_are_listed_best_first(trained, tmp_path):
     _, directory = trained
     found = records.checkpoints(directory)
     assert {one["step"] for one in found} == {2, 4, 6, 7}
@@ -238,13 +174,57 @@ def test_checkpoints_are_listed_best_first(trained):
         assert one["size_mb"] > 0
     result = json.loads((directory / "result.json").read_text())
     assert result["best"] == found[0]["name"]
+    # One that is being written, and one that is being deleted.
+    folder = shutil.copytree(
+        directory / "checkpoints", tmp_path / "checkpoints"
+    )
+    shutil.copytree(folder / "step_2", folder / ".part-step_9")
+    (folder / "step_4" / "adapter_model.safetensors").unlink()
+    steps = {one["step"] for one in records.checkpoints(tmp_path)}
+    assert steps == {2, 6, 7}
 
 
-def test_only_the_best_and_the_newest_checkpoints_stay(
-    plan, splits, tmp_path, monkeypatch
-):
+def first_step(plan, splits, directory) -> tuple[int, int]:
+    """Train to the end; which member made the first step, and which."""
+    made = []
+    of(
+        plan, splits, directory,
+        lambda member, step, row: made.append((member.number, step)),
+    ).train()  # fmt: skip
+    return made[0]
+
+
+def assert_same_lineage(one, other) -> None:
+    pd.testing.assert_frame_equal(records.lineage(one), records.lineage(other))
+
+
+class Kill(Exception):
+    """Ends the training where a kill would."""
+
+
+def test_the_base_model_is_left_as_it_was(plan, splits, tmp_path, monkeypatch):
+    """Members come and go on one base model; with their adapters go hooks.
+
+    Of the checkpoints only the best and the newest stay.
+    """
     monkeypatch.setattr(population, "KEPT_CHECKPOINTS", 1)
-    of(plan, splits, tmp_path).train()
+    settings = replace(plan.settings, gradient_checkpointing=True)
+    one = of(replace(plan, settings=settings), splits, tmp_path)
+    base, tokenizer = one.context.take_base(settings)
+    one.context.leave_base(settings, (base, tokenizer))
+    inputs = tokenizer.apply_chat_template(
+        [splits.eval[0]["prompt"]], return_tensors="pt", return_dict=True
+    )
+
+    def seen():
+        hooks = sum(len(m._forward_hooks) for m in base.modules())
+        with torch.no_grad():
+            return hooks, base.eval()(**inputs).logits
+
+    hooks, logits = seen()
+    one.train()
+    assert seen()[0] == hooks and torch.equal(seen()[1], logits)
+    assert not any("lora" in name for name, _ in base.named_modules())
     left = {one["step"] for one in records.checkpoints(tmp_path)}
     rows = records.lineage(tmp_path)
     first = rows[rows["rank"] == 1].sort_values(
@@ -253,8 +233,42 @@ def test_only_the_best_and_the_newest_checkpoints_stay(
     assert left == {first["step"].iloc[0], 7}
 
 
-class Kill(Exception):
-    """Ends the training where a kill would."""
+def test_a_finished_population_can_go_on(
+    trained, splits, tmp_path, monkeypatch
+):
+    """Seven steps, then two more: as if nine had been asked for at once.
+
+    Each copy has its parent's weights and optimiser before its first step.
+    """
+    the_plan, directory = trained
+    longer = replace(
+        the_plan, settings=replace(the_plan.settings, max_steps=9)
+    )
+    shutil.copytree(directory, tmp_path / "parts")
+    of(longer, splits, tmp_path / "parts").train()
+    inherited = []
+    inherit = Population._inherit
+
+    def watched(self, member, step):
+        inherit(self, member, step)
+        inherited.append(member.number)
+        own, parents = (
+            records.member_folder(self.directory, number)
+            / folder
+            / f"checkpoint-{step}"
+            for number, folder in (
+                (member.number, "parent"),
+                (member.parent, ""),
+            )
+        )
+        for file in ("adapter_model.safetensors", "optimizer.pt"):
+            assert (own / file).read_bytes() == (parents / file).read_bytes()
+
+    monkeypatch.setattr(Population, "_inherit", watched)
+    of(longer, splits, tmp_path / "whole").train()
+    assert inherited == [2, 3, 4, 5]
+    assert_same_lineage(tmp_path / "parts", tmp_path / "whole")
+    assert records.lineage(tmp_path / "parts")["step"].max() == 9
 
 
 @pytest.mark.parametrize("at", [(1, 2), (3, 5)])
@@ -268,17 +282,8 @@ def test_a_kill_costs_one_step(trained, splits, tmp_path, at):
 
     with pytest.raises(Kill):
         of(the_plan, splits, tmp_path, kill).train()
-    made = []
-    of(
-        the_plan,
-        splits,
-        tmp_path,
-        lambda member, step, row: made.append((member.number, step)),
-    ).train()
-    assert made[0] == at
-    pd.testing.assert_frame_equal(
-        records.lineage(tmp_path), records.lineage(directory)
-    )
+    assert first_step(the_plan, splits, tmp_path) == at
+    assert_same_lineage(tmp_path, directory)
     same = ["step", "member", "reward", "loss", "kl", "learning_rate"]
     pd.testing.assert_frame_equal(
         records.metrics(tmp_path)[same], records.metrics(directory)[same]
@@ -302,9 +307,7 @@ def test_a_kill_between_generations_costs_nothing(
         of(the_plan, splits, tmp_path).train()
     monkeypatch.undo()
     of(the_plan, splits, tmp_path).train()
-    pd.testing.assert_frame_equal(
-        records.lineage(tmp_path), records.lineage(directory)
-    )
+    assert_same_lineage(tmp_path, directory)
 
 
 def test_a_stop_saves_its_step_and_is_gone_on_from(trained, splits, tmp_path):
@@ -316,51 +319,7 @@ def test_a_stop_saves_its_step_and_is_gone_on_from(trained, splits, tmp_path):
 
     with pytest.raises(Stopped):
         of(the_plan, splits, tmp_path, ask).train()
-    made = []
     (tmp_path / "stop").unlink()
-    of(
-        the_plan,
-        splits,
-        tmp_path,
-        lambda member, step, row: made.append((member.number, step)),
-    ).train()
     # seen at the end of the next step, which is the last of its generation
-    assert made[0] == (0, 3)
-    pd.testing.assert_frame_equal(
-        records.lineage(tmp_path), records.lineage(directory)
-    )
-
-
-def test_a_finished_population_can_go_on(trained, splits, tmp_path):
-    """Seven steps, then two more: as if nine had been asked for at once."""
-    the_plan, directory = trained
-    longer = replace(
-        the_plan, settings=replace(the_plan.settings, max_steps=9)
-    )
-    shutil.copytree(directory, tmp_path / "parts")
-    of(longer, splits, tmp_path / "parts").train()
-    of(longer, splits, tmp_path / "whole").train()
-    found, expected = (
-        records.lineage(tmp_path / name) for name in ("parts", "whole")
-    )
-    pd.testing.assert_frame_equal(found, expected)
-    assert found["step"].max() == 9
-
-
-def test_the_base_model_is_left_as_it_was(plan, splits, tmp_path):
-    """Members come and go on one base model."""
-    one = of(plan, splits, tmp_path)
-    base, tokenizer = with_base(one)
-    chat = [splits.eval[0]["prompt"]]
-
-    def logits():
-        inputs = tokenizer.apply_chat_template(
-            chat, return_tensors="pt", return_dict=True
-        )
-        with torch.no_grad():
-            return base.eval()(**inputs).logits
-
-    before = logits()
-    one.train()
-    assert torch.equal(before, logits())
-    assert not any("lora" in name for name, _ in base.named_modules())
+    assert first_step(the_plan, splits, tmp_path) == (0, 3)
+    assert_same_lineage(tmp_path, directory)

@@ -10,8 +10,8 @@ from pathlib import Path
 import filelock
 import pandas as pd
 import pytest
-from conftest import quick_settings
 from test_arena_client import REWARD, furnished, small, written
+from test_arena_population import reward, small_plan
 
 from grpo_lab.arena import (
     LocalArena,
@@ -20,7 +20,7 @@ from grpo_lab.arena import (
     population,
     records,
 )
-from grpo_lab.arena.evolution import Member, Rules
+from grpo_lab.arena.evolution import Member
 from grpo_lab.arena.population import Plan, Population, Stopped
 from grpo_lab.data import load_splits
 from grpo_lab.errors import LabError
@@ -31,12 +31,6 @@ from grpo_lab.grid.train_run import Part
 
 UNLIKE = ["seconds", "memory_gib"]
 """Columns that no two runs have in common."""
-
-
-def reward(completions, answer, **kwargs) -> list[float]:
-    """Different characters, so that groups have a spread."""
-    texts = [c if isinstance(c, str) else c[0]["content"] for c in completions]
-    return [float(len(set(text))) for text in texts]
 
 
 def after(deed):
@@ -59,16 +53,7 @@ def splits():
 @pytest.fixture(scope="module")
 def plan(tiny_qwen) -> Plan:
     """Two generations of two steps."""
-    settings = quick_settings(
-        tiny_qwen,
-        max_steps=4,
-        lr_scheduler="constant",
-        warmup_share=0.0,
-        beta=0.01,
-    )
-    ranges = {"lr": (1e-4, 1e-2), "beta": (1e-4, 1e-1)}
-    rules = Rules(2, True, 1.0, ranges, seed=3)
-    return Plan(settings, pop_size=2, evo_steps=2, rules=rules)
+    return small_plan(tiny_qwen, max_steps=4)
 
 
 @pytest.fixture(scope="module")
@@ -171,32 +156,25 @@ def test_members_train_at_once_and_become_the_same_whatever_is_lost(
     assert doings[-1] == "asking base and best the test questions"
 
 
-def test_a_stop_saves_the_steps_and_this_process_goes_on(
+def test_a_stop_and_a_fault_on_a_worker_and_this_process_goes_on(
     parallel, plan, splits, expected, tmp_path
 ):
-    """Asked for in a first step, which is the last one then."""
+    """The stop is asked for in a first step, which is the last one then."""
+
+    def fail() -> None:
+        raise ValueError("no reward today")
 
     def ask() -> None:
         (tmp_path / "stop").touch()
 
+    with pytest.raises(ValueError, match="^no reward today$"):
+        parallel(after(fail)).train()
     with pytest.raises(Stopped):
         parallel(after(ask)).train()
     (tmp_path / "stop").unlink()
     assert set(records.metrics(tmp_path)["step"]) == {1}
     Population(plan, splits, splits.eval, reward, tmp_path).train()
     assert_same(tmp_path, expected)
-
-
-@pytest.mark.slow
-def test_what_fails_on_a_worker_fails_here(parallel, tmp_path):
-    """By the very error, and at once."""
-
-    def fail() -> None:
-        raise ValueError("no reward today")
-
-    with pytest.raises(ValueError, match="^no reward today$"):
-        parallel(after(fail)).train()
-    assert not (tmp_path / "population.json").exists()
 
 
 def test_a_member_is_held_by_whoever_trains_it(
@@ -273,7 +251,9 @@ def workers_of(arena: LocalArena, monkeypatch) -> Cluster | None:
     return seen[0]
 
 
-def test_the_engine_is_no_part_of_the_experiment(arena, monkeypatch):
+def test_the_engine_is_no_part_of_the_experiment(
+    arena, tmp_path, tiny_qwen, monkeypatch
+):
     """It is kept beside, and whoever goes on may choose another one."""
     folder = arena.home / "experiments" / "e"
     wanted = Cluster("10.0.0.1:6379", cpus=2)
@@ -287,31 +267,23 @@ def test_the_engine_is_no_part_of_the_experiment(arena, monkeypatch):
     job.Status(folder).tell(status="stopped")
     arena.resume_experiment("e", engine="process", workers=2)
     assert workers_of(arena, monkeypatch) == 2
-
-
-def test_what_is_submitted_again_may_have_another_engine(
-    arena, tmp_path, tiny_qwen, monkeypatch
-):
-    job.Status(arena.home / "experiments" / "e").tell(status="stopped")
-    again = small(tiny_qwen), tmp_path / "reward.py"
-    options = {"experiment_name": "e", "resume": True}
-    found = arena.submit_experiment(*again, **options)
-    assert workers_of(arena, monkeypatch).cpus == 2
+    job.Status(folder).tell(status="stopped")
+    found = arena.submit_experiment(
+        small(tiny_qwen), tmp_path / "reward.py", experiment_name="e",
+        resume=True, engine="ray", gpus=0.5,
+    )  # fmt: skip
+    assert workers_of(arena, monkeypatch) == Cluster(gpus=0.5)
     assert [one.path for one in found.findings if "worker" in one.text] == [
         "engine"
     ]
-    arena.submit_experiment(*again, **options, engine="ray", gpus=0.5)
-    assert workers_of(arena, monkeypatch) == Cluster(gpus=0.5)
 
 
 @pytest.mark.parametrize(
     ("options", "told"),
     [
         ({"engine": "slurm"}, "no engine 'slurm'.*Type engine="),
-        ({"engine": "process", "cpus": 2}, "cpus can only be set.*Add engine"),
         ({"address": "auto"}, "address can only be set.*Add engine='ray'"),
         ({"engine": "ray", "cpu": 2}, "no option 'cpu'. It has address, cpus"),
-        ({"engine": "ray", "storage": "s3://b"}, "no option 'storage'"),
         ({"engine": "ray", "cpus": 0}, "can't have 0 CPU cores"),
         ({"engine": "process", "workers": 0}, "0 processes can't train"),
     ],

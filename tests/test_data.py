@@ -1,23 +1,19 @@
 """Data: what is loaded, what is refused, and that both are repeatable."""
 
 import itertools
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import datasets
-import pandas
-import pyarrow
-import pyarrow.parquet
 import pytest
+from test_arena_datasets import write_csv, write_jsonl, write_parquet
 
 from grpo_lab.data import SOURCES, load_splits
 from grpo_lab.errors import LabError
 from grpo_lab.pocket import problems
 from grpo_lab.prompts import REASONING_PROMPT, THINK_PROMPT
-from rewards import gold_number
 
 GSM8K = Path(__file__).parents[2] / "shared" / "data" / "gsm8k"
 
@@ -31,14 +27,6 @@ def rows(count: int, start: int = 0) -> list[dict]:
         }
         for n in range(start, start + count)
     ]
-
-
-def write_jsonl(file: Path, content: list[dict]) -> None:
-    file.write_text("".join(json.dumps(row) + "\n" for row in content))
-
-
-def write_parquet(file: Path, content: list[dict]) -> None:
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(content), file)
 
 
 @pytest.fixture
@@ -81,14 +69,6 @@ def test_a_row_has_prompt_question_and_answer(folder):
     assert str(folder) in splits.source
 
 
-@pytest.mark.skipif(not GSM8K.is_dir(), reason="no copy of GSM8K here")
-def test_the_real_gsm8k_passes():
-    splits = load_splits("gsm8k", str(GSM8K), train_rows=1000, eval_rows=300)
-    assert len(splits.train) == 1000
-    assert len(splits.eval) == 300
-    assert gold_number(splits.train[0]["answer"]) is not None
-
-
 @pytest.mark.parametrize(
     "names",
     [
@@ -108,30 +88,10 @@ def test_every_file_form_gives_the_same_splits(folder, tmp_path, names):
         if name.endswith("jsonl"):
             write_jsonl(other / name, content)
         elif name.endswith("csv"):
-            pandas.DataFrame(content).to_csv(other / name, index=False)
+            write_csv(other / name, content)
         else:
             write_parquet(other / name, content)
     assert load(other).fingerprint == load(folder).fingerprint
-
-
-def test_several_parquet_parts_are_one_split(folder):
-    (folder / "train.jsonl").unlink()
-    for part in range(2):
-        write_parquet(
-            folder / f"train-{part:05d}-of-00002.parquet",
-            rows(5, start=5 * part),
-        )
-    assert set(load(folder).train["question"]) == {
-        row["question"] for row in rows(10)
-    }
-
-
-def test_a_number_may_stand_for_an_answer(folder):
-    plain = [{"question": f"{n}?", "answer": n} for n in range(10)]
-    write_parquet(folder / "train.parquet", plain)
-    (folder / "train.jsonl").unlink()
-    answers = load(folder).train["answer"]
-    assert sorted(answers, key=int) == [str(n) for n in range(10)]
 
 
 def test_latex_data_come_under_the_same_names(tmp_path):
@@ -164,12 +124,6 @@ def test_golds_that_no_answer_can_be_compared_with_are_left_out(tmp_path):
     assert "there are 3 different questions" in message
 
 
-def test_your_own_system_prompt_replaces_the_sources(folder):
-    splits = load(folder, system_prompt="Only the number.")
-    assert splits.train[0]["prompt"][0]["content"] == "Only the number."
-    assert splits.fingerprint != load(folder).fingerprint
-
-
 def test_a_seed_decides_rows_and_order(folder):
     first, again = (load(folder, 6, 3, seed=1) for _ in range(2))
     other = load(folder, 6, 3, seed=2)
@@ -187,20 +141,12 @@ def test_a_train_file_alone_is_split_without_overlap(folder):
     splits = load(folder, 6, 4)
     questions = splits.train["question"][:] + splits.eval["question"][:]
     assert len(set(questions)) == 10
+    own = load(folder, 6, 4, system_prompt="Only the number.")
+    assert own.train[0]["prompt"][0]["content"] == "Only the number."
+    assert own.fingerprint != splits.fingerprint
     assert "held out" in splits.source
     message = refusal("gsm8k", str(folder), train_rows=7, eval_rows=4)
     assert "there are 6 different questions" in message
-
-
-def test_a_repeated_question_counts_once(folder):
-    twice = rows(10)
-    twice += [
-        {**row, "question": row["question"].upper()} for row in twice[:3]
-    ]
-    write_jsonl(folder / "train.jsonl", twice)
-    assert len(load(folder).train) == 10
-    message = refusal("gsm8k", str(folder), train_rows=11, eval_rows=5)
-    assert "there are 10 different questions" in message
 
 
 # --- Fingerprint ------------------------------------------------------------
@@ -222,15 +168,15 @@ def test_the_fingerprint_is_the_same_in_another_process(folder):
     assert len(printed) == 64
 
 
-@pytest.mark.parametrize("split", ["train", "test"])
-@pytest.mark.parametrize("column", ["question", "answer"])
-def test_the_fingerprint_sees_every_text(folder, split, column):
-    before = load(folder).fingerprint
-    file = folder / f"{split}.jsonl"
-    changed = [json.loads(line) for line in file.read_text().splitlines()]
-    changed[3][column] = "So " + changed[3][column]
-    write_jsonl(file, changed)
-    assert load(folder).fingerprint != before
+def test_the_fingerprint_sees_every_text(folder):
+    seen = {load(folder).fingerprint}
+    for split, count, start in (("train", 10, 0), ("test", 5, 100)):
+        for column in ("question", "answer"):
+            changed = rows(count, start)
+            changed[3][column] = "So " + changed[3][column]
+            write_jsonl(folder / f"{split}.jsonl", changed)
+            seen.add(load(folder).fingerprint)
+    assert len(seen) == 5
 
 
 # --- The generator ----------------------------------------------------------
@@ -250,12 +196,6 @@ def test_generated_problems_are_repeatable_and_apart(source):
     assert "seed 42" in first.source
 
 
-def test_the_pocket_profile_gets_its_rows():
-    splits = load_splits("pocket", train_rows=500, eval_rows=400)
-    assert len(splits.train) == 500
-    assert len(splits.eval) == 400
-
-
 def test_more_than_the_generator_knows_is_refused():
     message = refusal("pocket_latex", eval_rows=1000)
     assert "different" in message
@@ -271,46 +211,14 @@ def test_an_unknown_source_names_the_nearest():
     assert "numina_math_tir" in message
 
 
-@pytest.mark.parametrize("name", ["train_rows", "eval_rows"])
-def test_no_rows_asked_for(name):
-    asked = {"train_rows": 3, "eval_rows": 3, name: 0}
-    assert f"{name.upper()} is 0" in refusal("pocket", **asked)
-
-
 def test_a_folder_without_rows(tmp_path):
     (tmp_path / "questions.txt").write_text("What?")
     for path, said in (
-        (tmp_path / "nowhere", "names nothing that exists"),
-        (tmp_path / "questions.txt", "names a file"),
+        (tmp_path / "nowhere", "It holds nothing"),
         (tmp_path, "It holds questions.txt"),
     ):
         message = refusal("gsm8k", str(path))
         assert said in message and "train.jsonl" in message
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "said"),
-    [
-        ("train.jsonl", b"\n", "train.jsonl has no rows"),
-        ("test.jsonl", b"\n", "test.jsonl has no rows"),
-        ("train.jsonl", b'{"question": "1?", "answer": 1}\n{"a"', "Line 2 of"),
-        ("test.jsonl", b'["question", "answer"]\n', "Line 1 of"),
-        ("train.jsonl", b'{"question": "\xff"}\n', "UTF-8"),
-    ],
-)
-def test_a_broken_file_says_where(folder, name, content, said):
-    """More of them are in test_arena_datasets, for the same reader."""
-    (folder / name).write_bytes(content)
-    message = refusal("gsm8k", str(folder))
-    assert said in message and name in message
-
-
-def test_missing_columns_are_told_with_those_that_are_there(folder):
-    content = [{"problem": "1+1?", "solution": "2", "level": "1"}]
-    write_jsonl(folder / "train.jsonl", content)
-    message = refusal("gsm8k", str(folder))
-    assert "no column 'question'" in message
-    assert "problem, solution, level" in message
 
 
 @pytest.mark.parametrize(
@@ -319,36 +227,23 @@ def test_missing_columns_are_told_with_those_that_are_there(folder):
         *itertools.product(
             ["question", "answer"], [None, "", "  ", ["Why?"], {"a": 1}]
         ),
-        ("question", 17),
+        ("answer", "no number"),
     ],
 )
-def test_a_cell_without_text_names_its_row(folder, column, value):
+def test_a_row_that_can_not_be_used_is_named(folder, column, value):
     content = rows(10)
     content[4][column] = value
     write_jsonl(folder / "train.jsonl", content)
     message = refusal("gsm8k", str(folder))
-    assert f"The {column} in row 5" in message
+    assert message.startswith("1 of 10 rows in ")
+    assert "row 5 ends in" in message and "#### 72" in message
 
 
-@pytest.mark.parametrize("split", ["train", "test"])
-def test_unreadable_golds_are_counted_and_shown(folder, split):
-    content = rows(10, start=200)
-    for n in range(4):
-        content[n]["answer"] = f"unknown number {n}: none"
-    write_jsonl(folder / f"{split}.jsonl", content)
-    message = refusal("gsm8k", str(folder), train_rows=5, eval_rows=5)
-    assert message.startswith("4 of ")
-    assert message.count("unknown number") == 3
-    assert "#### 72" in message
-
-
-def test_a_solution_without_a_box_is_unreadable(tmp_path):
-    write_jsonl(
-        tmp_path / "train.jsonl",
-        [{"problem": f"{n}?", "solution": f"#### {n}"} for n in range(5)],
-    )
+def test_rows_that_can_not_be_used_are_counted(tmp_path):
+    content = [{"problem": f"{n}?", "solution": f"#### {n}"} for n in range(5)]
+    write_jsonl(tmp_path / "train.jsonl", content)
     message = refusal("numina_math_tir", str(tmp_path), 2, 2)
-    assert message.startswith("5 of 5")
+    assert message.startswith("5 of 5") and message.count("ends in") == 3
     assert r"\boxed" in message
 
 
@@ -362,12 +257,23 @@ def test_questions_in_both_splits_are_counted_and_shown(folder):
     assert message.count("PLUMS") == 3
 
 
+def test_several_parquet_parts_are_one_split(folder):
+    (folder / "train.jsonl").unlink()
+    for part in range(2):
+        file = folder / f"train-{part:05d}-of-00002.parquet"
+        write_parquet(file, rows(5, start=5 * part))
+    questions = load(folder).train["question"]
+    assert set(questions) == {row["question"] for row in rows(10)}
+
+
 @pytest.mark.parametrize("name", ["train_rows", "eval_rows"])
 def test_too_few_rows_say_how_many_there_are(folder, name):
     asked = {"train_rows": 10, "eval_rows": 5}
     there = asked[name]
     message = refusal("gsm8k", str(folder), **{**asked, name: there + 1})
     assert f"Type {name.upper()} = {there}" in message
+    message = refusal("gsm8k", str(folder), **{**asked, name: 0})
+    assert f"{name.upper()} is 0" in message
 
 
 # --- The Hub ----------------------------------------------------------------
@@ -414,27 +320,12 @@ def test_what_cannot_be_used_of_a_published_set_is_left_out(monkeypatch):
     assert len(splits.eval) == 2
 
 
-@pytest.mark.parametrize("name", ["gsm8k", "numina_math_tir"])
-def test_published_sources_are_pinned(name):
-    revision = SOURCES[name].revision
-    assert len(revision) == 40
-    int(revision, 16)
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        ConnectionError("Couldn't reach 'openai/gsm8k' on the Hub"),
-        datasets.exceptions.DatasetNotFoundError("doesn't exist"),
-        ValueError("Couldn't find cache for openai/gsm8k"),
-    ],
-)
-def test_without_a_network_the_way_out_is_told(monkeypatch, error):
+def test_without_a_network_the_way_out_is_told(monkeypatch):
     def load_dataset(*arguments, **options):
-        raise error
+        raise ConnectionError("Couldn't reach 'openai/gsm8k' on the Hub")
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     message = refusal("gsm8k")
     assert "DATA_PATH" in message
     assert "PROFILE = 'pocket'" in message
-    assert str(error) in message
+    assert "Couldn't reach 'openai/gsm8k' on the Hub" in message

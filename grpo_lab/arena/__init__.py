@@ -5,7 +5,7 @@ The workflow of AgileRL's Arena with the same nouns, verbs and files:
     client       LocalArena, with every verb; `cli` is the same in a terminal
     store        what is registered: a directory each below the arena's home
     datasets     rows with a category, checked and copied
-    manifest     the form of a training manifest
+    manifest     the form of a training manifest, read and checked
     lint         what in it would waste the budget
     submission   what is proved before an experiment may start
     experiment   an experiment's directory: what it is, how it stands

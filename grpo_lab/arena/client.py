@@ -136,8 +136,6 @@ class LocalArena(Deployments):
         prepare()
         from grpo_lab.arena import datasets
 
-        if column_mapping is None:
-            column_mapping = datasets.same_names(category)
         rows, registered = datasets.read(
             category,
             column_mapping,
@@ -150,9 +148,9 @@ class LocalArena(Deployments):
         if not there:
             with self.store.new("dataset", name) as (folder, record):
                 datasets.write(rows, folder)
-                record |= registered.to_dict()
+                record |= registered
         found = self.store.get("dataset", name)
-        if found["fingerprint"] != registered.fingerprint:
+        if found["fingerprint"] != registered["fingerprint"]:
             raise LabError(
                 f"The data set {name!r} is registered with other rows, of "
                 f"{found['source']}. They are left alone. {ELSEWHERE}"

@@ -15,9 +15,6 @@ from grpo_lab.evaluation import wilson_interval
 GROW, SHRINK = 1.2, 0.8
 """What a mutation multiplies a hyperparameter by, as AgileRL does."""
 
-FIELDS = {"lr": "learning_rate", "beta": "beta"}
-"""Hyperparameters that can be mutated: in a manifest, and of a `Member`."""
-
 
 @dataclass(frozen=True)
 class Member:
@@ -47,7 +44,7 @@ class Fitness:
 
     Attributes:
         correct, total: right greedy answers, and questions.
-        mean_reward: what the reward pays for those answers, on average.
+        mean_reward: what those answers earn, on average.
     """
 
     correct: int
@@ -64,11 +61,6 @@ class Fitness:
         """95 % Wilson interval of the accuracy."""
         return wilson_interval(self.correct, self.total)
 
-    @property
-    def key(self) -> tuple[int, float]:
-        """What is compared: accuracy first, then the mean reward."""
-        return self.correct, self.mean_reward
-
 
 @dataclass(frozen=True)
 class Rules:
@@ -78,7 +70,7 @@ class Rules:
         tournament_size: members drawn for a tournament, with replacement.
         elitism: whether the best member stays, unchanged.
         mutation_rate: probability, 0 to 1, that a copy is mutated.
-        ranges: least and most value by name; one of them is changed.
+        ranges: least and most value of `lr` and `beta`; one is changed.
         seed: of all that is drawn.
     """
 
@@ -92,16 +84,13 @@ class Rules:
 def ranked(
     members: Sequence[Member], fitness: Mapping[int, Fitness]
 ) -> list[Member]:
-    """The members, the fittest first; of equals the older.
+    """The members, the fittest first; of equals the older."""
 
-    Args:
-        fitness: by a member's number.
-    """
-    return sorted(
-        members,
-        key=lambda one: (fitness[one.number].key, -one.number),
-        reverse=True,
-    )
+    def key(member: Member) -> tuple[int, float, int]:
+        own = fitness[member.number]
+        return own.correct, own.mean_reward, -member.number
+
+    return sorted(members, key=key, reverse=True)
 
 
 def next_generation(
@@ -114,8 +103,8 @@ def next_generation(
     """As many members again: the elite, and copies of tournament winners.
 
     Args:
-        members: those of the generation that was just measured.
-        fitness: of each of them, by number.
+        members, fitness: the generation that was just measured, and how good
+            each of them is, by number.
         rules: how to select and to mutate.
         generation: number of the generation to be made; chance depends on it
             and on the seed alone, so that a resumed experiment draws what an
@@ -124,8 +113,7 @@ def next_generation(
 
     Returns:
         The elite comes first and is the very same member. Each of the others
-        is new, even where nothing was mutated: it goes on with other rollouts
-        than its parent.
+        is new, even where nothing was mutated.
 
     Example:
         >>> members = [Member(0, 1e-3, 0.0), Member(1, 1e-3, 0.0)]
@@ -141,7 +129,11 @@ def next_generation(
     kept = order[:1] if rules.elitism else []
     copies = []
     for number in range(len(members) - len(kept)):
-        winner = _tournament(order, rules.tournament_size, chance)
+        # Drawn with replacement; the fittest comes first in the order.
+        drawn = (
+            chance.randrange(len(order)) for _ in range(rules.tournament_size)
+        )
+        winner = order[min(drawn)]
         copy = replace(
             winner,
             number=first_number + number,
@@ -153,13 +145,6 @@ def next_generation(
     return kept + copies
 
 
-def _tournament(
-    order: Sequence[Member], size: int, chance: random.Random
-) -> Member:
-    """The fittest of some members that are drawn with replacement."""
-    return order[min(chance.randrange(len(order)) for _ in range(size))]
-
-
 def _mutated(member: Member, rules: Rules, chance: random.Random) -> Member:
     """The member, perhaps with one hyperparameter changed in its range."""
     if not rules.ranges or chance.random() >= rules.mutation_rate:
@@ -167,11 +152,13 @@ def _mutated(member: Member, rules: Rules, chance: random.Random) -> Member:
     name = chance.choice(sorted(rules.ranges))
     factor = chance.choice((GROW, SHRINK))
     least, most = rules.ranges[name]
-    field = FIELDS[name]
-    value = min(max(getattr(member, field) * factor, least), most)
+    old = member.learning_rate if name == "lr" else member.beta
+    value = min(max(old * factor, least), most)
     # A product such as 0.001 * 1.2 ends in noise.
     value = float(f"{value:.12g}")
     change = f"{name} x{factor:g}"
     if value in (least, most):
         change += f", held at {value:g}"
-    return replace(member, change=change, **{field: value})
+    if name == "lr":
+        return replace(member, change=change, learning_rate=value)
+    return replace(member, change=change, beta=value)

@@ -41,7 +41,7 @@ class Experiment:
     Attributes:
         manifest: as `manifest.Manifest.to_dict` gives it.
         dataset: the record of the registered data set; see
-            `datasets.Registered`.
+            `datasets.read`.
         dataset_name: under which it is registered.
         system_prompt: what every policy of it is told.
         max_completion_length: tokens of a completion.

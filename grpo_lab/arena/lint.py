@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from grpo_lab.arena.manifest import room_of
-from grpo_lab.arena.schema import NO_MEANING, Manifest
+from grpo_lab.arena.manifest import NO_MEANING, Manifest, room_of
 
 
 @dataclass(frozen=True)
@@ -25,13 +24,6 @@ class Finding:
     level: Literal["warning", "note"]
     path: str
     text: str
-
-
-Findings = Iterator[Finding]
-
-
-def _warning(path: str, text: str) -> Finding:
-    return Finding("warning", path, f"{path} {text}")
 
 
 def lint(
@@ -58,39 +50,43 @@ def lint(
         >>> lint(example, forced_prompt="Think.")[0].path
         'environment.system_prompt'
     """
-    return [
-        *_lint_ranges(manifest),
-        *_lint_budget(manifest),
-        *_lint_evolution(manifest),
-        *_lint_network(manifest, context),
-        *_lint_room(manifest, longest_prompt, context),
-        *_lint_prompt(manifest, forced_prompt),
-        *_lint_ignored(manifest),
+    found = [
+        Finding("warning", path, f"{path} {text}")
+        for path, text in (
+            *_evolution(manifest),
+            *_network(manifest, longest_prompt, context),
+            *_prompt(manifest, forced_prompt),
+        )
     ]
+    if paths := manifest._without_meaning:
+        reasons = "; ".join(f"{path}: {NO_MEANING[path]}" for path in paths)
+        text = f"These keys have no meaning here: {reasons}. Leave or delete "
+        found.append(Finding("note", ", ".join(paths), text + "them."))
+    return found
 
 
-def _lint_ranges(manifest: Manifest) -> Findings:
-    for name, limits in manifest.mutation.rl_hp_selection.items():
-        path = f"mutation.rl_hp_selection.{name}"
+def _prompt(manifest: Manifest, forced: str) -> Iterator[tuple[str, str]]:
+    if not manifest.environment.system_prompt.strip():
+        supplied = f": {forced!r}" if forced else ""
+        yield (
+            "environment.system_prompt",
+            "is not given, so that nothing tells the model the format that "
+            f"the reward asks for. One is supplied{supplied}. Write your own "
+            "system_prompt if the reward asks for another format.",
+        )
+
+
+def _evolution(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    for name in manifest.mutation.rl_hp_selection:
         if getattr(manifest.algorithm, name) == 0:
-            yield _warning(
+            yield (
                 f"algorithm.{name}",
-                f"is 0, which no mutation (x1.2 or x0.8) changes. Give it a "
-                f"value above 0, or delete {path}.",
+                "is 0, which no mutation (x1.2 or x0.8) changes. Give it a "
+                "value above 0, or delete its range.",
             )
-        elif limits.max < 1.2 * limits.min:
-            yield _warning(
-                path,
-                f"goes from {limits.min:g} to {limits.max:g}, which is less "
-                f"than one mutation (x1.2) apart. Widen it, or delete it if "
-                f"{name} is to stay as it is.",
-            )
-
-
-def _lint_budget(manifest: Manifest) -> Findings:
     training = manifest.training
     if manifest.generations < 2 and training.pop_size > 1:
-        yield _warning(
+        yield (
             "training.evo_steps",
             f"is {training.evo_steps}, but each member makes "
             f"{manifest.steps} optimiser steps only (max_steps is shared by "
@@ -98,40 +94,30 @@ def _lint_budget(manifest: Manifest) -> Findings:
             "Raise max_steps, or lower evo_steps or pop_size.",
         )
     if training.evo_steps != training.evaluation_interval:
-        yield _warning(
+        yield (
             "training.evaluation_interval",
             f"is {training.evaluation_interval} and evo_steps is "
             f"{training.evo_steps}. Evolution ranks by fitness, so that is "
             "measured at each evolution, and only then, whatever the "
             f"interval. Write evaluation_interval: {training.evo_steps}.",
         )
-
-
-def _lint_evolution(manifest: Manifest) -> Findings:
-    chances = manifest.mutation.probabilities
-    members = manifest.training.pop_size
+    members = training.pop_size
     size = manifest.tournament_selection.tournament_size
-    if not chances.no_mut + chances.rl_hp_mut:
-        yield _warning(
-            "mutation.probabilities",
-            "gives neither no_mut nor rl_hp_mut, so that nothing ever "
-            "mutates. Write rl_hp_mut: 0.6 and no_mut: 0.1, or leave it if "
-            "selection alone is wanted.",
-        )
-    elif chances.rl_hp_mut and not manifest.mutation.rl_hp_selection:
-        yield _warning(
-            "mutation.rl_hp_selection",
-            "is empty, so that there is nothing to mutate. Give lr or beta a "
-            "min and a max.",
+    if not (manifest.mutation_rate and manifest.mutation.rl_hp_selection):
+        yield (
+            "mutation",
+            "changes nothing. Write rl_hp_mut: 0.6 and no_mut: 0.1 below "
+            "probabilities and give lr or beta a min and a max below "
+            "rl_hp_selection, or leave it if selection alone is wanted.",
         )
     if members == 1:
-        yield _warning(
+        yield (
             "training.pop_size",
             "is 1, so that there is nothing to select from. Write pop_size: "
             "2 or more, or leave it if one policy is wanted.",
         )
     elif size > members:
-        yield _warning(
+        yield (
             "tournament_selection.tournament_size",
             f"is {size}, but the population has {members} members. They are "
             "drawn with replacement, so the best wins nearly always. Write "
@@ -139,10 +125,12 @@ def _lint_evolution(manifest: Manifest) -> Findings:
         )
 
 
-def _lint_network(manifest: Manifest, context: int | None) -> Findings:
+def _network(
+    manifest: Manifest, longest_prompt: int | None, context: int | None
+) -> Iterator[tuple[str, str]]:
     dropout = manifest.network.lora_config.lora_dropout
     if dropout:
-        yield _warning(
+        yield (
             "network.lora_config.lora_dropout",
             f"is {dropout:g} and stays active while completions are "
             "sampled, so that the text comes from another policy than the "
@@ -150,22 +138,17 @@ def _lint_network(manifest: Manifest, context: int | None) -> Findings:
         )
     length = manifest.network.max_context_length
     if context is not None and length > context:
-        yield _warning(
+        yield (
             "network.max_context_length",
             f"is {length}, but the model's own context has {context} tokens, "
             f"which is what counts. Write max_context_length: {context}.",
         )
-
-
-def _lint_room(
-    manifest: Manifest, longest_prompt: int | None, context: int | None
-) -> Findings:
     if longest_prompt is None:
         return
     room = room_of(manifest, context)
     asked = manifest.algorithm.max_output_tokens
     if asked is None:
-        yield _warning(
+        yield (
             "algorithm.max_output_tokens",
             "is not given, so that a completion may have what the context "
             f"leaves: {room - longest_prompt} tokens. Longer ones are cut and "
@@ -175,7 +158,7 @@ def _lint_room(
         )
     elif longest_prompt + asked > 0.9 * room:
         left = room - longest_prompt
-        yield _warning(
+        yield (
             "algorithm.max_output_tokens",
             f"is {asked}, which with the longest prompt of {longest_prompt} "
             f"tokens comes near the context of {room} or exceeds it; a "
@@ -183,23 +166,3 @@ def _lint_room(
             "max_output_tokens, or raise max_context_length if the model "
             "allows it.",
         )
-
-
-def _lint_prompt(manifest: Manifest, forced_prompt: str) -> Findings:
-    if manifest.environment.system_prompt.strip():
-        return
-    supplied = f": {forced_prompt!r}" if forced_prompt else ""
-    yield _warning(
-        "environment.system_prompt",
-        "is not given, so that nothing tells the model the format that the "
-        f"reward asks for. One is supplied{supplied}. Write your own "
-        "system_prompt if the reward asks for another format.",
-    )
-
-
-def _lint_ignored(manifest: Manifest) -> Findings:
-    paths = manifest.without_meaning
-    if paths:
-        reasons = "; ".join(f"{path}: {NO_MEANING[path]}" for path in paths)
-        text = f"These keys have no meaning here: {reasons}. Leave or delete "
-        yield Finding("note", ", ".join(paths), text + "them.")

@@ -13,177 +13,343 @@ Keys of that form without a meaning on one machine are accepted and left out;
 `NO_MEANING` says why, and the lint names those that are given.
 """
 
-import reprlib
+import copy
 from collections.abc import Iterator
-from difflib import get_close_matches
+from importlib.resources import files
 from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import ValidationError
-
-from grpo_lab.arena.schema import (
-    KNOWN,
-    MUTABLE,
-    NO_MEANING,
-    OTHER_NAME,
-    SECTIONS,
-    Manifest,
-    Probabilities,
-    TournamentSelection,
-    packaged,
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    StringConstraints,
+    ValidationError,
 )
-from grpo_lab.errors import LabError
-from grpo_lab.profiles import RunSettings
 
-EXAMPLE = packaged("example.yaml")
+from grpo_lab.errors import LabError, first_line, nearest
+from grpo_lab.profiles import ALL_LINEAR, RANGES, RunSettings
+
+_FOLDER = files("grpo_lab.arena") / "manifests"
+
+EXAMPLE = (_FOLDER / "example.yaml").read_text(encoding="utf-8")
 """A manifest for a machine without a GPU."""
 
-PUBLISHED = packaged("published.yaml")
+PUBLISHED = (_FOLDER / "published.yaml").read_text(encoding="utf-8")
 """The manifest of the tutorial that the arena follows, value for value.
 
 AgileRL's documentation, "Training GRPO on GSM8K in Arena". It is accepted as
 it is; the lint says what is doubtful in it.
 """
 
+NO_MEANING: dict[str, str] = {
+    path: reason
+    for reason, paths in yaml.safe_load(
+        (_FOLDER / "without_meaning.yaml").read_text(encoding="utf-8")
+    ).items()
+    for path in paths
+}
+"""Keys of the published form that change nothing here, and why."""
+
+MUTABLE = {"lr": (0.0, 0.99), "beta": RANGES["beta"]}
+"""What evolution may change, and where it may lie."""
+
+SELECTION = "tournament_selection"
+OTHER_NAME = "selection_strategy"  # what newer manifests call it
+
+# --- The form ---------------------------------------------------------------
+
+
+def _within(name: str) -> Any:
+    """The bounds that `RunSettings` has for this setting."""
+    least, most = RANGES[name]
+    return Field(ge=least, le=most)
+
+
+def _layers(value: object) -> object:
+    return ALL_LINEAR if value == "all-linear" else value
+
+
+Count = Annotated[int, Field(ge=1, le=10**18)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Never = Annotated[float, Field(ge=0, le=0)]
+Name = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
+Layers = Annotated[
+    tuple[Name, ...], Field(min_length=1), BeforeValidator(_layers)
+]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Algorithm(_Section):
+    """How the policy learns; what is left out has the tutorial's value.
+
+    Attributes:
+        batch_size, group_size: prompts of one optimiser step, and completions
+            of each prompt.
+        lr, beta: learning rate, and weight of the KL penalty, of each member
+            until they are mutated.
+        max_output_tokens: most tokens of a completion; None is what the
+            context leaves.
+        micro_batch_size_per_gpu: completions of one forward and backward
+            pass; None is all of a step.
+    """
+
+    name: Literal["GRPO"]
+    batch_size: Count = 6
+    group_size: Annotated[int, Field(ge=2)] = 8
+    beta: Annotated[float, _within("beta")] = 0.001
+    lr: Annotated[float, Field(gt=0, lt=1)] = 5e-6
+    max_grad_norm: Annotated[float, _within("max_grad_norm")] = 0.1
+    update_epochs: Annotated[int, Field(ge=1, le=1)] = 1
+    temperature: Annotated[float, _within("temperature")] = 0.9
+    top_p: Annotated[float, _within("top_p")] = 1.0
+    top_k: Annotated[int, _within("top_k")] = 0
+    max_output_tokens: Count | None = None
+    micro_batch_size_per_gpu: Count | None = None
+    gradient_checkpointing: bool = False
+
+
+class Environment(_Section):
+    """What the policy is asked: the questions of a registered dataset.
+
+    Attributes:
+        system_prompt: what the policy is told; "" lets the experiment supply
+            a text that names the tags which the reward asks for.
+        fitness_rows, test_rows: held-out questions that rank the members,
+            and those that nothing is selected by.
+    """
+
+    name: Name
+    system_prompt: str = ""
+    fitness_rows: Count = 100
+    test_rows: Count = 200
+
+
+class Training(_Section):
+    """How long, and how many; evaluations are at evolutions."""
+
+    max_steps: Count
+    evo_steps: Count = 5
+    pop_size: Count = 2
+    evaluation_interval: Count = 5
+
+
+class Probabilities(_Section):
+    """Weights of what may happen to a new member; only their ratio counts."""
+
+    no_mut: Share = 0.0
+    arch_mut: Never = 0.0
+    new_layer: Never = 0.0
+    params_mut: Never = 0.0
+    act_mut: Never = 0.0
+    rl_hp_mut: Share = 0.0
+
+
+class Range(_Section):
+    """Where a mutated hyperparameter is clipped to, both ends included."""
+
+    min: float
+    max: float
+
+
+class Mutation(_Section):
+    """What evolution may change, and the seed of all that is drawn."""
+
+    rand_seed: Annotated[int, _within("seed")] = 42
+    probabilities: Probabilities = Probabilities()
+    rl_hp_selection: dict[Literal["lr", "beta"], Range] = Field(
+        default_factory=dict
+    )
+
+
+class TournamentSelection(_Section):
+    """How the next population is chosen; see `evolution.Rules`."""
+
+    tournament_size: Count = 2
+    elitism: bool = True
+
+
+class LoraConfig(_Section):
+    """The adapter of each member."""
+
+    lora_r: Annotated[int, _within("lora_r")] = 16
+    lora_alpha: Annotated[int, _within("lora_alpha")] = 64
+    target_modules: Layers = (
+        "q_proj", "k_proj", "v_proj", "o_proj",
+    )  # fmt: skip
+    lora_dropout: Annotated[float, _within("lora_dropout")] = 0.0
+    task_type: Literal["CAUSAL_LM"] = "CAUSAL_LM"
+
+
+class Network(_Section):
+    """The base model: of `grpo_lab.models`, of the Hub or a local folder.
+
+    `max_context_length` is of a prompt and its completion together.
+    """
+
+    pretrained_model_name_or_path: Name
+    max_context_length: Count = 512
+    load_in_4bit: bool = True
+    lora_config: LoraConfig = LoraConfig()
+
+
+class Manifest(_Section):
+    """A manifest that `load` has read; its sections are named as there.
+
+    Example:
+        >>> from grpo_lab.arena.manifest import EXAMPLE, load
+        >>> manifest = load(EXAMPLE)
+        >>> manifest.completions_per_step, manifest.steps
+        (64, 24)
+        >>> manifest.generations, round(manifest.mutation_rate, 2)
+        (3, 0.86)
+        >>> load(manifest.to_dict()) == manifest
+        True
+    """
+
+    algorithm: Algorithm
+    environment: Environment
+    training: Training
+    mutation: Mutation = Mutation()
+    tournament_selection: TournamentSelection = TournamentSelection()
+    network: Network
+
+    _without_meaning: list[str] = PrivateAttr(default_factory=list)
+
+    @property
+    def completions_per_step(self) -> int:
+        """Completions of one optimiser step of one member."""
+        return self.algorithm.batch_size * self.algorithm.group_size
+
+    @property
+    def steps(self) -> int:
+        """Optimiser steps of each member, at least 1."""
+        together = self.completions_per_step * self.training.pop_size
+        return self.training.max_steps // together
+
+    @property
+    def generations(self) -> int:
+        """Stretches of training, each of at most `evo_steps` steps."""
+        return -(-self.steps // self.training.evo_steps)
+
+    @property
+    def mutation_rate(self) -> float:
+        """Chance, 0 to 1, that a new member gets another lr or beta."""
+        chances = self.mutation.probabilities
+        both = chances.no_mut + chances.rl_hp_mut
+        return chances.rl_hp_mut / both if both else 0.0
+
+    def to_dict(self) -> dict:
+        """Plain values for JSON, in the published form; `load` reads them."""
+        return self.model_dump(mode="json")
+
+
+def _paths(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """The dotted path of every section and key."""
+    for name, field in model.model_fields.items():
+        yield prefix + name
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from _paths(kind, f"{prefix}{name}.")
+
+
+KNOWN = (
+    *_paths(Manifest),
+    *(f"mutation.rl_hp_selection.{name}" for name in MUTABLE),
+)
+"""The paths of the keys that have a meaning."""
 
 # --- Reading ----------------------------------------------------------------
 
 
 def load(source: str | Path | dict) -> Manifest:
-    """Read a manifest.
+    """Read a manifest that can train; see `lint` for bad ideas in it.
 
     Args:
         source: the path of a YAML file (JSON is YAML), YAML text (with a
             line break in it), or what `Manifest.to_dict` returned.
-
-    Returns:
-        A manifest that can train, which may still be a bad idea; see `lint`.
 
     Raises:
         LabError: there is no such file, it is no YAML, a key is unknown,
             missing or mistyped, or values contradict each other; names every
             such key with its path.
     """
-    data, where = _read(source)
+    data: Any = source
+    if isinstance(source, str | Path):
+        text = manifest_text(source).removeprefix("\ufeff")
+        try:
+            data = yaml.safe_load(text)
+        # A tag such as !!int before a word raises whatever int() does.
+        except (yaml.YAMLError, ValueError) as error:
+            reason = " ".join(str(error).split())
+            raise LabError(
+                f"The manifest is no YAML that can be read: {reason}. Correct "
+                "that place: two spaces for each level, a space after each "
+                "colon, no tabs, no tags such as !!int, and quotes around a "
+                "text with a colon in it."
+            ) from error
     if not isinstance(data, dict):
         raise LabError(
-            f"The manifest{where} is {shown(data)}, but it must be sections "
-            "of keys with values: algorithm, environment, training, "
-            "mutation, tournament_selection and network. Begin with a line "
-            "`algorithm:` and put its keys below it, each indented."
+            f"The manifest is {data!r:.60}, but it must be sections of keys "
+            "with values: algorithm, environment, training, mutation, "
+            "tournament_selection and network. Begin with a line `algorithm:` "
+            "and put its keys below it, each indented."
         )
     # A section all of whose lines are commented out is read as null.
-    data = {key: value for key, value in data.items() if value is not None}
-    data, ignored = _split(data)
+    data = copy.deepcopy({k: v for k, v in data.items() if v is not None})
+    renamed = OTHER_NAME in data and SELECTION not in data
+    if renamed:
+        data[SELECTION] = data.pop(OTHER_NAME)
+    ignored = [path for path in NO_MEANING if _taken_out(data, path)]
     try:
         manifest = Manifest.model_validate(data)
         faults = list(_contradictions(manifest))
     except ValidationError as error:
         faults = [_fault(one) for one in error.errors(include_url=False)]
-        if "tournament_selection" not in data and OTHER_NAME in data:
-            faults = [
-                text.replace("tournament_selection", OTHER_NAME)
-                for text in faults
-            ]
     if faults:
-        more = len(faults) - MOST_FAULTS
-        rest = f" There are {more} more such faults." if more > 0 else ""
+        text = " ".join(faults)
+        if renamed:
+            text = text.replace(SELECTION, OTHER_NAME)
         raise LabError(
-            f"The manifest{where} can't be used. "
-            f"{' '.join(faults[:MOST_FAULTS])}{rest} Correct this in the "
+            f"The manifest can't be used. {text} Correct this in the "
             "manifest, and submit it again."
         )
     manifest._without_meaning = ignored
     return manifest
 
 
-MOST_FAULTS = 20  # in one message
-
-
-def _read(source: str | Path | dict) -> tuple[object, str]:
-    """The values of a manifest, and words that say where it is."""
-    if not isinstance(source, str | Path):
-        return source, ""
-    text = manifest_text(source)
-    where = "" if text is source else f" {source}"
-    return _parse(text.removeprefix("\ufeff"), where), where
-
-
 def manifest_text(source: str | Path | dict) -> str:
-    """A manifest as it was handed in: YAML text, or what a file holds.
-
-    Raises:
-        LabError: the file can't be read.
-    """
+    """A manifest as it was handed in: YAML text, or what a file holds."""
     if isinstance(source, dict):
         return yaml.safe_dump(source, sort_keys=False)
     if isinstance(source, str) and "\n" in source:
         return source
     try:
-        return Path(source).expanduser().read_text(encoding="utf-8")
-    except (OSError, ValueError, RuntimeError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
+        return Path(source).expanduser().read_text(encoding="utf-8-sig")
+    except (OSError, ValueError) as error:
         raise LabError(
-            f"The manifest {str(source)!r} can't be read: {reason}. Type "
-            "the path of a YAML file that is saved as UTF-8, seen from the "
-            "directory that you are in, or a full path."
+            f"The manifest {str(source)!r} can't be read: {first_line(error)} "
+            "Type the path of a YAML file that is saved as UTF-8, seen from "
+            "the directory that you are in, or a full path."
         ) from error
 
 
-class _Loader(yaml.SafeLoader):
-    """Refuses a repeated key, of which PyYAML would take the last one."""
-
-    def construct_mapping(self, node, deep=False):
-        first: dict[str, int] = {}
-        for key, _ in node.value:
-            line = key.start_mark.line + 1
-            if not isinstance(key.value, str):
-                continue  # no key of a manifest
-            if key.value in first:
-                raise yaml.MarkedYAMLError(
-                    problem=f"{key.value} is given twice in one section, also "
-                    f"in line {first[key.value]}; delete one of them",
-                    problem_mark=key.start_mark,
-                )
-            first[key.value] = line
-        return super().construct_mapping(node, deep)
-
-
-def _parse(text: str, where: str) -> object:
-    try:
-        return yaml.load(text, _Loader)
-    # A tag such as !!int before something else raises whatever int() does.
-    except Exception as error:
-        reason = getattr(error, "problem", None) or str(error)
-        mark = getattr(error, "problem_mark", None)
-        reason = " ".join(reason.split())
-        if mark:
-            place = f"line {mark.line + 1}, column {mark.column + 1}"
-            reason = f"{place}: {reason}"
-        raise LabError(
-            f"The manifest{where} is no YAML that can be read: {reason}. "
-            "Correct that place: two spaces for each level, a space after "
-            "each colon, no tabs, no tags such as !!int, and quotes around a "
-            "text with a colon in it."
-        ) from error
-
-
-def _split(data: dict, prefix: str = "") -> tuple[dict, list[str]]:
-    """What has a meaning, nested as before, and the paths that have none."""
-    kept, ignored = {}, []
-    for key, value in data.items():
-        path = prefix + key if isinstance(key, str) else ""
-        if path in NO_MEANING:
-            ignored.append(path)
-        elif path in SECTIONS and isinstance(value, dict):
-            kept[key], below = _split(value, path + ".")
-            ignored += below
-        else:
-            kept[key] = value
-    return kept, ignored
-
-
-# --- Saying what is wrong ---------------------------------------------------
+def _taken_out(data: dict, path: str) -> bool:
+    """Delete the key at a path; False if there is none."""
+    *sections, key = path.split(".")
+    for name in sections:
+        data = data.get(name, {})
+        if not isinstance(data, dict):
+            return False
+    there = key in data
+    data.pop(key, None)
+    return there
 
 
 def _contradictions(manifest: Manifest) -> Iterator[str]:
@@ -224,11 +390,6 @@ def _contradictions(manifest: Manifest) -> Iterator[str]:
             )
 
 
-_DESTROYS = (
-    "It would change the weights of a pretrained model, which destroys what "
-    "it knows; only lr and beta are mutated."
-)
-
 _HINTS = {
     "algorithm.name": (
         "Write GRPO: SFT and DPO learn from given answers and not from a "
@@ -239,105 +400,70 @@ _HINTS = {
         "a single one teaches nothing."
     ),
     "algorithm.update_epochs": "Each completion is learned from once.",
-    "mutation.probabilities.arch_mut": _DESTROYS,
-    "mutation.probabilities.new_layer": _DESTROYS,
-    "mutation.probabilities.params_mut": _DESTROYS,
-    "mutation.probabilities.act_mut": _DESTROYS,
     "network.lora_config.target_modules": (
         "Write a list of names such as [q_proj, v_proj], or all-linear."
     ),
     OTHER_NAME: "It is another name of tournament_selection: delete one.",
-}
+} | dict.fromkeys(
+    [
+        f"mutation.probabilities.{name}"
+        for name in ("arch_mut", "new_layer", "params_mut", "act_mut")
+    ],
+    "It would change the weights of a pretrained model, which destroys what "
+    "it knows; only lr and beta are mutated.",
+)
 """What helps where a key is missing or refused."""
 
-_NEEDED = {
-    "model_type": "a section of keys with values",
-    "dict_type": "a section of keys with values",
-    "string_pattern_mismatch": "a text with something in it",
-    "tuple_type": "a list of names",
-    "too_short": "a list of at least one name",
-}
 
-
-def _fault(error: dict) -> str:
+def _fault(error: Any) -> str:
     """One fault that pydantic found, as a sentence or two."""
-    parts = [part for part in error["loc"] if part != "[key]"]
-    if parts[0] == OTHER_NAME and len(parts) > 1:
-        parts[0] = "tournament_selection"
-    path = ".".join(_spoken(part) for part in parts)
+    parts = [str(part) for part in error["loc"] if part != "[key]"]
+    path = ".".join(parts)
     hint = f" {_HINTS[path]}" if path in _HINTS else ""
     kind = error["type"]
-    unknown = kind == "literal_error" and "[key]" in error["loc"]
-    if unknown or kind in ("extra_forbidden", "invalid_key"):
+    if kind in ("extra_forbidden", "invalid_key") or "[key]" in error["loc"]:
         return f"There is no key {path}{_suggestion(path)}{hint}"
     if kind == "missing":
         example = "`python -m grpo_lab.arena manifest example`"
         return f"{path} is missing; {example} shows a whole manifest.{hint}"
-    message = error["msg"].removeprefix("Input should be ")
-    needed = _NEEDED.get(kind, message)
-    return f"{path} is {shown(error['input'])}, but must be {needed}.{hint}"
+    needed = error["msg"].removeprefix("Input should be ")
+    if kind in ("model_type", "dict_type"):
+        needed = "a section of keys with values"
+    return f"{path} is {error['input']!r:.60}, but must be {needed}.{hint}"
 
 
 def _suggestion(path: str) -> str:
+    """The key of that name elsewhere, or the nearest beside it."""
     parent, _, key = path.rpartition(".")
-    beside, elsewhere = [], []
-    for known in KNOWN:
-        section, _, name = known.rpartition(".")
-        if known == path:  # it was given under both of its names
-            return "."
-        if section == parent:
-            beside.append(name)
-        elif name == key:
-            elsewhere.append(known)
-    close = get_close_matches(key[:80], beside, cutoff=0.5)
-    prefix = f"{parent}." if parent else ""
-    near = elsewhere or [prefix + name for name in close]
+    near = [known for known in KNOWN if known.rpartition(".")[2] == key]
+    beside = {
+        known.rpartition(".")[2]: known
+        for known in KNOWN
+        if known.rpartition(".")[0] == parent
+    }
+    if not near and (name := nearest(key, beside)):
+        near = [beside[name]]
     if near:
-        return f"; did you mean {' or '.join(near[:3])}?"
-    names = [name for name in beside if prefix + name not in NO_MEANING]
-    return f"; the keys there are {', '.join(names)}." if names else "."
-
-
-def _spoken(part: object) -> str:
-    """A part of a path; anything at all may stand where a key should."""
-    if isinstance(part, str) and part.isprintable() and len(part) <= 80:
-        return part
-    return shown(part)
-
-
-_SHORT = reprlib.Repr()
-_SHORT.maxlevel = 2
-_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 60
-
-
-def shown(value: object) -> str:
-    """A value as YAML has it, cut."""
-    if value is None:
-        return "empty"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    try:
-        return _SHORT.repr(value)
-    except ValueError:  # Python writes no number of over 4300 digits
-        return "a number that is too long to show"
+        return f"; did you mean {' or '.join(near)}?"
+    return f"; the keys there are {', '.join(beside)}." if beside else "."
 
 
 # --- Using ------------------------------------------------------------------
 
 
+def room_of(manifest: Manifest, context: int | None) -> int:
+    """Tokens that a prompt and its completion may have together."""
+    length = manifest.network.max_context_length
+    return length if context is None else min(length, context)
+
+
 def completion_limit(
     manifest: Manifest, longest_prompt: int, context: int
 ) -> int:
-    """Tokens that a completion may have.
+    """Tokens that a completion may have, at least 1.
 
-    Args:
-        manifest: from `load`.
-        longest_prompt: tokens of the longest prompt.
-        context: tokens that the model's own context has.
-
-    Returns:
-        `max_output_tokens`, or what the context leaves after the longest
-        prompt where that is less or nothing was asked for; at least 1.
+    `max_output_tokens`, or what the model's own `context` leaves after the
+    longest prompt, where that is less or nothing was asked for.
 
     Raises:
         LabError: the longest prompt leaves no room.
@@ -352,8 +478,7 @@ def completion_limit(
             "if the model allows it, or leave the longest questions out of "
             "the dataset."
         )
-    asked = manifest.algorithm.max_output_tokens
-    return left if asked is None else min(asked, left)
+    return min(manifest.algorithm.max_output_tokens or left, left)
 
 
 def settings(manifest: Manifest, limit: int) -> RunSettings:
@@ -364,11 +489,7 @@ def settings(manifest: Manifest, limit: int) -> RunSettings:
     completions, which suits a CPU; on a GPU give one when memory is short.
 
     Args:
-        manifest: from `load`.
         limit: tokens of a completion, from `completion_limit`.
-
-    Raises:
-        LabError: a size is beyond what `RunSettings` allows.
     """
     algorithm, network = manifest.algorithm, manifest.network
     adapter = network.lora_config
@@ -402,26 +523,15 @@ def settings(manifest: Manifest, limit: int) -> RunSettings:
 def control(manifest: Manifest) -> Manifest:
     """The same budget without evolution: one policy gets all completions.
 
-    Returns:
-        A manifest of one member that nothing happens to. Its `max_steps` is
-        what the population really uses, whole steps only, so that both learn
-        from exactly as many completions.
+    Its `max_steps` is what the population really uses, whole steps only, so
+    that both learn from exactly as many completions.
     """
     training = manifest.training
     used = manifest.steps * manifest.completions_per_step * training.pop_size
-    alone = {"pop_size": 1, "max_steps": used}
-    mutation = {"probabilities": Probabilities(no_mut=1.0)}
-    selection = TournamentSelection(tournament_size=1, elitism=True)
-    return manifest.model_copy(
-        update={
-            "training": training.model_copy(update=alone),
-            "mutation": manifest.mutation.model_copy(update=mutation),
-            "tournament_selection": selection,
-        }
-    )
-
-
-def room_of(manifest: Manifest, context: int | None) -> int:
-    """Tokens that a prompt and its completion may have together."""
-    length = manifest.network.max_context_length
-    return length if context is None else min(length, context)
+    values = manifest.to_dict()
+    values["training"] |= {"pop_size": 1, "max_steps": used}
+    values["mutation"]["probabilities"] = {"no_mut": 1.0}
+    values[SELECTION] = {"tournament_size": 1}
+    alone = Manifest.model_validate(values)
+    alone._without_meaning = manifest._without_meaning
+    return alone

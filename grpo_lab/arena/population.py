@@ -15,16 +15,16 @@
       result.json             written last
 
 Everything that a member is lies in its newest checkpoint, so that a kill costs
-at most the step that was being made: who trains again with the same plan goes
-on. What is drawn by chance depends on the seed and the generation alone, so
-that the lineage is the same wherever the members train: in this process, in
-others of this machine or on the workers of a cluster.
+at most the step that was being made. What is drawn by chance depends on the
+seed and the generation alone, so that the lineage is the same wherever the
+members train: in this process, in others or on the workers of a cluster.
 """
 
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from datasets import Dataset
 
@@ -75,21 +75,8 @@ class State:
 
     generation: int
     step: int
-    members: tuple[Member, ...]
-    lineage: tuple[dict, ...] = ()
-
-    def save(self, path: Path) -> None:
-        """Write it, whole or not at all."""
-        write_json(path, asdict(self))
-
-    @classmethod
-    def load(cls, path: Path) -> "State | None":
-        """What `save` wrote; None if there is no such file."""
-        saved = read_json(path)
-        if saved is None:
-            return None
-        members = tuple(Member(**one) for one in saved["members"])
-        return cls(**saved | {"members": members})
+    members: list[Member]
+    lineage: list[dict]
 
 
 class Population:
@@ -101,14 +88,10 @@ class Population:
         test_rows: further held-out questions; nothing is selected by them.
         reward: the reward function, with TRL's signature.
         directory: the experiment's own; every write goes below it.
-        progress: called after each optimiser step.
-        doing: called with what begins, in words.
+        progress, doing: see `Progress` and `Doing`.
         workers: where the members train: a cluster, or a number of processes
             of this machine. By default one after the other in this process.
-
-    The base model is loaded once by each process that trains, and this one
-    does not where there are workers. Whoever goes on with a population may
-    have other workers, or none.
+            Whoever goes on with a population may have others.
 
     Raises:
         LabError: the workers can't have the directory.
@@ -125,7 +108,7 @@ class Population:
         doing: Doing = lambda what: None,
         workers: Cluster | int | None = None,
     ) -> None:
-        self.plan, self.reward = plan, reward
+        self.plan = plan
         self.directory = Path(directory)
         self.progress, self.doing = progress, doing
         self.context = MemberTraining(
@@ -148,8 +131,8 @@ class Population:
 
         Raises:
             Stopped: the file `stop` appeared in the directory.
-            LabError: a run can't go on, see `training.train`; or the workers
-                can't be had, or are lost again and again.
+            LabError: a run can't go on; or the workers can't be had, or are
+                lost again and again.
         """
         write_json(self.directory / "plan.json", self.plan.to_dict())
         self.is_over = False
@@ -157,7 +140,7 @@ class Population:
         if not self.is_over:
             raise Stopped
 
-    def _pool(self):
+    def _pool(self) -> Any:
         if self.workers in (None, 1):
             return ThisProcess(self.context)
         self.context.directory = self.directory.resolve()
@@ -182,29 +165,26 @@ class Population:
             return []
         if not (self.directory / "base.json").exists():
             return [MEASURE_BASE]
-        path = self.directory / "population.json"
-        state = State.load(path) or self._first()
+        state = self._state()
         steps = self.plan.settings.max_steps
         while True:
             target = min(state.step + self.plan.evo_steps, steps)
-            fitness = {
-                one.number: read_fitness(
-                    member_folder(self.directory, one.number), target
-                )
-                for one in state.members
-            }
-            if not all(fitness.values()):
-                return [
-                    Part(f"members/{one.number:03d}", target, one)
-                    for one in state.members
-                    if fitness[one.number] is None
-                ]
+            fitness, parts = {}, []
+            for one in state.members:
+                place = f"members/{one.number:03d}"
+                found = read_fitness(self.directory / place, target)
+                if found:
+                    fitness[one.number] = found
+                else:
+                    parts.append(Part(place, target, one))
+            if parts:
+                return parts
             state = self._noted(state, target, fitness)
-            state.save(path)
+            self._save(state)
             if target == steps:
                 return self._last()
             state = self._next(state, target, fitness)
-            state.save(path)
+            self._save(state)
             self._forget_the_dead(state)
 
     def _last(self) -> list[Part]:
@@ -212,7 +192,24 @@ class Population:
         best = checkpoints(self.directory)[0]["name"]
         if self.asked != best:
             return [Part("test", 0, best)]
-        self._finish(best)
+        base, after = (
+            Evaluation.load(self.directory / "test" / f"{name}.json")
+            for name in ("base", "best")
+        )
+        assert base and after
+        pair = evaluation.compare(base, after)
+        write_json(
+            self.directory / "result.json",
+            {
+                "best": best,
+                "questions": len(base.answers),
+                "before": base.accuracy,
+                "after": after.accuracy,
+                "gain": pair.difference,
+                "gain_interval": pair.interval,
+                "p_value": pair.p_value,
+            },
+        )
         self.is_over = True
         return []
 
@@ -230,77 +227,86 @@ class Population:
     def step(self, part: Part, row: dict) -> None:
         """Show a step."""
         self.reached[part.place] = row["step"]
-        if self.progress:
+        if self.progress and isinstance(part.run, Member):
             self.progress(part.run, row["step"], row)
 
     def take(self, answer: Answer) -> None:
         """Raise what went wrong."""
         part, error = answer.item, answer.error
+        assert isinstance(part, Part)
         if isinstance(error, WorkerLost):
             log = self.context.fetch(part)
             raise LabError(_lost_again(part, error, log)) from error
         if error is not None and not isinstance(error, Stopped):
             raise error
         if part.place == "test" and error is None:
-            self.asked = part.run
+            self.asked = str(part.run)
 
     # --- Generations
 
-    def _first(self) -> State:
+    def _state(self) -> State:
+        """The generation that trains."""
+        saved = read_json(self.directory / "population.json")
+        if saved:
+            members = [Member(**one) for one in saved["members"]]
+            return State(**saved | {"members": members})
         settings = self.plan.settings
-        members = tuple(
+        members = [
             Member(number, settings.learning_rate, settings.beta)
             for number in range(self.plan.pop_size)
-        )
-        return State(0, 0, members)
+        ]
+        return State(0, 0, members, [])
+
+    def _save(self, state: State) -> None:
+        write_json(self.directory / "population.json", asdict(state))
 
     def _noted(
         self, state: State, target: int, fitness: dict[int, Fitness]
     ) -> State:
         """The state with its generation in the lineage, and a checkpoint."""
-        order = evolution.ranked(state.members, fitness)
-        completions = target * self.plan.completions_per_step
-        rows = [
-            _lineage_row(state.generation, target, member, fitness, rank)
-            | {"completions": completions}
-            for rank, member in enumerate(order, start=1)
-        ]
-        earlier = [
-            row
-            for row in state.lineage
-            if row["generation"] != state.generation
-        ]
+        rows: list[dict] = []
+        for member in evolution.ranked(state.members, fitness):
+            own = fitness[member.number]
+            low, high = own.interval
+            row = {
+                "generation": state.generation,
+                "step": target,
+                "rank": len(rows) + 1,
+                "member": member.number,
+                "parent": member.parent,
+                "born": member.born,
+                "change": member.change,
+                "learning_rate": member.learning_rate,
+                "beta": member.beta,
+                "accuracy": own.accuracy,
+                "low": low,
+                "high": high,
+                "mean_reward": own.mean_reward,
+                "completions": target * self.plan.completions_per_step,
+            }
+            rows.append(row)
+        now = state.generation
+        earlier = [r for r in state.lineage if r["generation"] != now]
         self._keep(rows[0])
-        return replace(state, lineage=(*earlier, *rows))
+        return replace(state, lineage=earlier + rows)
 
     def _next(
         self, state: State, target: int, fitness: dict[int, Fitness]
     ) -> State:
-        """The next generation, each copy with its parent's checkpoint.
-
-        The checkpoints are copied at once: a parent that lives on keeps its
-        newest two only.
-        """
+        """The next generation, each copy with its parent's checkpoint."""
         generation = state.generation + 1
-        born = 1 + max(
-            [row["member"] for row in state.lineage]
-            + [member.number for member in state.members]
-        )
+        # The generation that is over is in the lineage, too.
+        born = 1 + max(row["member"] for row in state.lineage)
         members = evolution.next_generation(
             state.members, fitness, self.plan.rules, generation, born
         )
         for member in members:
             if member.born == generation:
                 self._inherit(member, target)
-        return replace(
-            state, generation=generation, step=target, members=tuple(members)
-        )
+        return State(generation, target, members, state.lineage)
 
     def _forget_the_dead(self, state: State) -> None:
-        """Delete the checkpoints of members from which no training goes on.
-
-        Their metrics and answers stay.
-        """
+        """Delete the checkpoints, and only those, of dead members."""
         alive = {member.number for member in state.members}
         for number in {row["member"] for row in state.lineage} - alive:
             folder = member_folder(self.directory, number)
@@ -311,87 +317,39 @@ class Population:
         """Give a new member the checkpoint that its parent has at a step."""
         name = f"checkpoint-{step}"
         folder = member_folder(self.directory, member.number) / PARENT / name
-        if folder.exists():
-            return
-        part = folder.with_name(f"part-{name}")
-        shutil.rmtree(part, ignore_errors=True)
+        assert member.parent is not None
         parent = member_folder(self.directory, member.parent)
-        shutil.copytree(parent / name, part)
-        part.rename(folder)
+        _copy(parent / name, folder)
 
     def _keep(self, row: dict) -> None:
         """Keep the adapter of a generation's best member as a checkpoint."""
         name = f"step_{row['step']}"
         folder = self.directory / "checkpoints" / name
-        if (folder / "checkpoint.json").exists():
-            return
         member = member_folder(self.directory, row["member"])
-        source = member / f"checkpoint-{row['step']}"
-        part = folder.with_name(f".part-{name}")
-        shutil.rmtree(part, ignore_errors=True)
-        shutil.rmtree(folder, ignore_errors=True)
+        record = {"name": name, **row}
+        _copy(member / f"checkpoint-{row['step']}", folder, record)
+        for worse in checkpoints(self.directory)[KEPT_CHECKPOINTS:]:
+            if worse["name"] != name:
+                shutil.rmtree(folder.parent / worse["name"])
+
+
+def _copy(source: Path, folder: Path, record: dict | None = None) -> None:
+    """Copy a checkpoint, or with a record its adapter, unless it is there.
+
+    A reader or a kill never meets half of one.
+    """
+    if folder.exists():
+        return
+    part = folder.with_name(f".part-{folder.name}")
+    shutil.rmtree(part, ignore_errors=True)
+    if record is None:
+        shutil.copytree(source, part)
+    else:
         part.mkdir(parents=True)
         for file in ADAPTER_FILES:
             shutil.copy(source / file, part / file)
-        write_json(part / "checkpoint.json", {"name": name, **row})
-        part.rename(folder)
-        for worse in checkpoints(self.directory)[KEPT_CHECKPOINTS:]:
-            if worse["name"] != name:
-                _delete(folder.parent / worse["name"])
-
-    def _finish(self, best: str) -> None:
-        """Compare base and best on what nothing was selected by."""
-        base, after = (
-            Evaluation.load(self.directory / "test" / f"{name}.json")
-            for name in ("base", "best")
-        )
-        pair = evaluation.compare(base, after)
-        write_json(
-            self.directory / "result.json",
-            {
-                "best": best,
-                "questions": len(base.answers),
-                "before": base.accuracy,
-                "after": after.accuracy,
-                "gain": pair.difference,
-                "gain_interval": pair.interval,
-                "p_value": pair.p_value,
-            },
-        )
-
-
-def _delete(folder: Path) -> None:
-    """Delete a checkpoint; a reader or a kill never meets half of one."""
-    gone = folder.with_name(f".gone-{folder.name}")
-    shutil.rmtree(gone, ignore_errors=True)
-    folder.rename(gone)
-    shutil.rmtree(gone, ignore_errors=True)
-
-
-def _lineage_row(
-    generation: int,
-    step: int,
-    member: Member,
-    fitness: dict[int, Fitness],
-    rank: int,
-) -> dict:
-    found = fitness[member.number]
-    low, high = found.interval
-    return {
-        "generation": generation,
-        "step": step,
-        "rank": rank,
-        "member": member.number,
-        "parent": member.parent,
-        "born": member.born,
-        "change": member.change,
-        "learning_rate": member.learning_rate,
-        "beta": member.beta,
-        "accuracy": found.accuracy,
-        "low": low,
-        "high": high,
-        "mean_reward": found.mean_reward,
-    }
+        write_json(part / "checkpoint.json", record)
+    part.rename(folder)
 
 
 def _doings(working: Sequence[Part], reached: dict[str, int]) -> str:
@@ -405,39 +363,26 @@ def _doings(working: Sequence[Part], reached: dict[str, int]) -> str:
         >>> _doings([first, second], {"members/000": 3, "members/001": 4})
         'training member 0, measuring member 1'
     """
-    fixed = {
-        "base": "measuring the base model",
-        "test": "asking base and best the test questions",
-    }
-    words = [fixed[one.place] for one in working if not one.target]
-    numbers: dict[str, list[int]] = {"training": [], "measuring": []}
-    for one in working:
-        if one.target:
-            trains = reached.get(one.place, 0) < one.target
+    numbers: dict[str, list[str]] = {}
+    for part in working:
+        if part.place == "base":
+            numbers["measuring the base model"] = []
+        elif part.place == "test":
+            numbers["asking base and best the test questions"] = []
+        else:
+            trains = reached.get(part.place, 0) < part.target
             verb = "training" if trains else "measuring"
-            numbers[verb].append(int(Path(one.place).name))
-    words += [
-        f"{verb} {_named(found)}" for verb, found in numbers.items() if found
-    ]
-    return ", ".join(words)
-
-
-def _named(numbers: list[int]) -> str:
-    """Members by their numbers, in words.
-
-    Example:
-        >>> _named([4]), _named([2, 0, 1])
-        ('member 4', 'members 0, 1 and 2')
-    """
-    *others, last = sorted(numbers)
-    if not others:
-        return f"member {last}"
-    return f"members {', '.join(map(str, others))} and {last}"
+            number = str(int(Path(part.place).name))
+            numbers.setdefault(f"{verb} member", []).append(number)
+    return ", ".join(
+        f"{words}{'s' * (len(found) > 1)} {' and '.join(found)}".strip()
+        for words, found in numbers.items()
+    )
 
 
 def _lost_again(part: Part, error: WorkerLost, log: Path) -> str:
     words = last_line(log) or "none"
-    whose = f" of member {part.run.number}" if part.target else ""
+    whose = f" of member {int(Path(part.place).name)}" if part.target else ""
     return (
         f"The worker{whose} was lost, {error.times} in all, as a rule "
         f"because the machine's memory was full. Its last words were: {words} "

@@ -8,7 +8,7 @@ from grpo_lab import memory, models
 from grpo_lab.arena import datasets, manifest
 from grpo_lab.arena.experiment import Experiment
 from grpo_lab.arena.lint import Finding, lint
-from grpo_lab.arena.schema import Manifest
+from grpo_lab.arena.manifest import Manifest
 from grpo_lab.arena.store import Store
 from grpo_lab.errors import LabError
 from grpo_lab.files import readable, write_json, write_whole
@@ -18,17 +18,19 @@ from grpo_lab.prompts import (
     longest_prompt,
     messages,
 )
+from grpo_lab.settings import RunSettings
 from rewards.batch import RewardError
 from rewards.contract import Verdicts, check_reward, load_reward
 
-CHECKED_ROWS = 200
-"""Rows of the data set that a reward file is checked on at most."""
+CHECKED_ROWS = 200  # that a reward file is checked on at most
 
-PAYS = "rewards right answers"
-"""The verdict without which nothing can be learned."""
-
-CALLS = ("runs", "gives a number", "is finite")
-"""The verdicts on whether the reward file can be called at all."""
+NEEDED = (
+    "runs",
+    "gives a number",
+    "is finite",
+    "rewards right answers",
+)
+"""The verdicts without which nothing can be learned."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +39,10 @@ class Checked:
 
     Attributes:
         experiment: what will be trained.
-        findings: warnings and notes on the manifest and the resources.
-        verdicts: on the reward file.
+        findings, verdicts: on manifest and resources, and on the reward file.
         plan: sizes, to be shown.
         record: what the registry keeps.
-        given: the manifest as it was handed in, as text.
-        reward: the reward file, as it was when it was proved.
+        given, reward: manifest and reward file, as they were when proved.
     """
 
     experiment: Experiment
@@ -93,21 +93,35 @@ def check(
 ) -> Checked:
     """Prove a submission; see `LocalArena.submit_experiment`.
 
-    Args:
-        engine: where it will train, from `experiment.chosen_engine`.
+    `engine`, from `experiment.chosen_engine`, is where it will train.
 
     Raises:
         LabError, RewardError: the first thing that would not work.
     """
     given = manifest.load(source)
     form = manifest.control(given) if control else given
-    chosen = _project(store, project)
+    if project is None:
+        raise LabError(
+            "An experiment is filed under a project, and this arena has none. "
+            "Make one first: create_project('my project')."
+        )
+    if not store.get("project", project)["llm_based"]:
+        raise LabError(
+            f"The project {project!r} is not for language models, and GRPO "
+            "trains one. Name or make another with llm_based=True."
+        )
     dataset = store.get("dataset", form.environment.name)
     folder = home / "datasets" / dataset["name"]
-    registered = datasets.Registered.from_dict(dataset)
-    datasets.check_trainable(registered)
+    datasets.check_trainable(dataset)
     path = Path(reward_file).expanduser().resolve()
-    reward = _source(path)
+    try:
+        reward = path.read_bytes()
+    except OSError as error:
+        raise LabError(
+            f"The reward file {path} can't be read: {error.strerror}. Give "
+            "the path of a Python file with a function reward(question, "
+            "answer, completion)."
+        ) from error
     rows = datasets.load_rows(folder)
     where = readable(folder / datasets.FILE_NAME)
     verdicts = _verdicts(path, reward, form, rows, where, force)
@@ -126,14 +140,12 @@ def check(
     estimate = memory.estimate_memory(models.entry(name), settings, longest)
     findings += _memory(estimate, settings, engine)
     values = form.to_dict()
-    local = Path(name).expanduser()
+    local = Path(name).expanduser().resolve()
     if local.is_dir():  # whoever resumes may stand in another directory
-        values["network"]["pretrained_model_name_or_path"] = str(
-            local.resolve()
-        )
+        values["network"]["pretrained_model_name_or_path"] = str(local)
     experiment = Experiment(
         manifest=values,
-        dataset=registered.to_dict(),
+        dataset=dataset,
         dataset_name=dataset["name"],
         system_prompt=prompt,
         max_completion_length=limit,
@@ -145,26 +157,10 @@ def check(
         tuple(findings),
         verdicts,
         _plan(form, limit, longest, estimate, len(rows)),
-        {"project": chosen, "dataset": dataset["name"], "control": control},
+        {"project": project, "dataset": dataset["name"], "control": control},
         manifest.manifest_text(source),
         reward,
     )
-
-
-def _project(store: Store, name: str | None) -> str:
-    if name is None:
-        raise LabError(
-            "An experiment is filed under a project, and this arena has "
-            "none. Make one first: create_project('my project', None, "
-            "llm_based=True)."
-        )
-    if not store.get("project", name)["llm_based"]:
-        raise LabError(
-            f"The project {name!r} is not for language models, and GRPO "
-            "trains one. Make another project with llm_based=True, or name "
-            "one of those."
-        )
-    return name
 
 
 def _verdicts(
@@ -177,9 +173,7 @@ def _verdicts(
 ) -> Verdicts:
     """The verdicts on a copy in an empty folder, as the experiment keeps it.
 
-    Raises:
-        RewardError: the file can't be used, or not without its neighbours.
-        LabError: nothing could be learned from it, and `force` is off.
+    Refused is what nothing could be learned from, unless `force` is on.
     """
     budget = form.steps * form.completions_per_step * form.training.pop_size
     # About as long as rollouts of these sizes take on a slow machine.
@@ -193,19 +187,11 @@ def _verdicts(
             )
         except RewardError as error:
             text = str(error).replace(str(copy), str(readable(path)))
-            names = {file.name for file in path.parent.iterdir()}
-            names |= {f"{file.stem!r}" for file in path.parent.glob("*.py")}
-            if any(name in text for name in names - {path.name}):
-                text += (
-                    " An experiment keeps the file alone, so put what it "
-                    "needs into it."
-                )
-            raise RewardError(text) from None
-    bad = [
-        verdicts[name]
-        for name in (*CALLS, PAYS)
-        if verdicts[name].passed is False
-    ]
+            raise RewardError(
+                f"{text} An experiment keeps the file alone, so what it needs "
+                "must be in it."
+            ) from None
+    bad = [verdicts[one] for one in NEEDED if verdicts[one].passed is False]
     if bad and not force:
         seen = " ".join(f"{one.name}: {one.seen}. {one.advice}" for one in bad)
         raise LabError(
@@ -215,17 +201,6 @@ def _verdicts(
             f"{where}`, or submit it all the same with force=True (--force)."
         )
     return verdicts
-
-
-def _source(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise LabError(
-            f"The reward file {path} can't be read: {error.strerror}. Give "
-            "the path of a Python file with a function reward(question, "
-            "answer, completion)."
-        ) from error
 
 
 def _try_completion(path: Path, row: dict, completion: str | None) -> None:
@@ -249,30 +224,33 @@ def _try_completion(path: Path, row: dict, completion: str | None) -> None:
 def _resources(
     here: str, resource_id: str | None, num_nodes: int | None
 ) -> list[Finding]:
+    asked, nodes = resource_id or here, 1 if num_nodes is None else num_nodes
+    if asked != here and not asked.startswith("arena-"):
+        raise LabError(
+            f"There is no resource {asked!r}; this machine is the only one. "
+            f"Type resource_id={here!r}, or leave it out."
+        )
+    if nodes < 1:
+        raise LabError(
+            f"num_nodes is {nodes}, but an experiment needs a machine. Type "
+            "num_nodes=1, or leave it out."
+        )
     found = []
-    if resource_id not in (None, here):
-        if not resource_id.startswith("arena-"):
-            raise LabError(
-                f"There is no resource {resource_id!r}; this machine is the "
-                f"only one. Type resource_id={here!r}, or leave it out."
-            )
+    if asked != here:
         text = (
-            f"resource_id {resource_id} is a machine of AgileRL's Arena; here "
+            f"resource_id {asked} is a machine of AgileRL's Arena; here "
             f"{here} trains instead."
         )
         found.append(Finding("warning", "resource_id", text))
-    if num_nodes is not None and num_nodes < 1:
-        raise LabError(
-            f"num_nodes is {num_nodes}, but an experiment needs a machine. "
-            "Type num_nodes=1, or leave it out."
-        )
-    if num_nodes not in (None, 1):
-        text = f"num_nodes {num_nodes} asks for others; here one trains."
+    if nodes > 1:
+        text = f"num_nodes {nodes} asks for others; here one trains."
         found.append(Finding("warning", "num_nodes", text))
     return found
 
 
-def _memory(estimate, settings, engine: dict) -> list[Finding]:
+def _memory(
+    estimate: memory.MemoryEstimate, settings: RunSettings, engine: dict
+) -> list[Finding]:
     """Refuse what does not fit this machine, if it is the one that trains."""
     if not engine.get("address"):
         workers = engine.get("workers") or 1
@@ -287,7 +265,13 @@ def _memory(estimate, settings, engine: dict) -> list[Finding]:
     return [Finding("warning", "engine", text)]
 
 
-def _plan(form: Manifest, limit: int, longest: int, estimate, rows) -> dict:
+def _plan(
+    form: Manifest,
+    limit: int,
+    longest: int,
+    estimate: memory.MemoryEstimate,
+    rows: int,
+) -> dict:
     held_out = form.environment.fitness_rows + form.environment.test_rows
     per_step = form.completions_per_step
     return {

@@ -4,7 +4,9 @@ import random
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+import torch
 from datasets import Dataset
+from transformers import PreTrainedTokenizerBase
 
 from grpo_lab import evaluation, memory, training
 from grpo_lab.arena.evolution import Fitness, Member, Rules
@@ -54,10 +56,9 @@ class Plan:
     def settings_of(self, member: Member, steps: int) -> RunSettings:
         """What a member trains with until it has made so many steps.
 
-        Each has a seed of its own: members with equal hyperparameters differ
-        by the start of their adapters, their questions and their rollouts.
-        That of the first is the plan's, so that a control begins as it does;
-        the others' are far from those of a plan with the next seed.
+        Each has a seed of its own, for its adapter's start, its questions and
+        its rollouts. The first has the plan's, so that a control begins as it
+        does; the others' are far from those of a plan with the next seed.
         """
         seed = self.settings.seed
         if member.number:
@@ -99,26 +100,24 @@ class MemberTraining(Training):
 
         Raises:
             Stopped: the file `stop` appeared in the directory.
-            LabError: the run can't go on; see `training.train`. Or another
-                process does not let go of the member.
+            LabError: the run can't go on; or another process does not let go
+                of the member.
         """
+        settings = self.plan.settings
         if part == MEASURE_BASE:
-            self._measure_base()
-        elif not part.target:
-            self._ask_test(part.run)
-        else:
+            base, tokenizer = self.take_base(settings)
+            path = self.directory / "base.json"
+            self._measure(settings, base, tokenizer, path)
+            self.leave_base(settings, (base, tokenizer))
+        elif isinstance(part.run, Member):
             folder = self.directory / part.place
             with hold(folder):
                 # By now another process may have done it.
                 if read_fitness(folder, part.target) is None:
                     self._train_and_measure(part.run, part.target, folder)
             memory.free_memory()
-
-    def _measure_base(self) -> None:
-        settings = self.plan.settings
-        base, tokenizer = self.take_base(settings)
-        self._measure(settings, base, tokenizer, self.directory / "base.json")
-        self.leave_base(settings, (base, tokenizer))
+        else:
+            self._ask_test(str(part.run))
 
     def _train_and_measure(
         self, member: Member, target: int, folder: Path
@@ -133,14 +132,19 @@ class MemberTraining(Training):
             (base, tokenizer), settings, folder, self.task.rewards, target,
             (self.directory / "stop").exists, extend=True,
         )  # fmt: skip
-        self._measure(
-            settings, trainer.model, tokenizer, fitness_path(folder, target)
-        )
+        path = folder / f"fitness-{target}.json"
+        self._measure(settings, trainer.model, tokenizer, path)
         self.leave_base(
             settings, (training.detach_adapter(trainer), tokenizer)
         )
 
-    def _measure(self, settings: RunSettings, policy, tokenizer, path) -> None:
+    def _measure(
+        self,
+        settings: RunSettings,
+        policy: torch.nn.Module,
+        tokenizer: PreTrainedTokenizerBase,
+        path: Path,
+    ) -> None:
         """Greedy answers to the questions that rank, and what they earn."""
         found = self.evaluate(settings, policy, tokenizer)
         [reward] = self.task.rewards
@@ -173,14 +177,9 @@ class MemberTraining(Training):
             answers.save(self.directory / "test" / f"{name}.json")
 
 
-def fitness_path(folder: Path, step: int) -> Path:
-    """Where a member's answers at a step are, once it was measured there."""
-    return folder / f"fitness-{step}.json"
-
-
 def read_fitness(folder: Path, step: int) -> Fitness | None:
     """How good a member is at a step; None if it was not measured there."""
-    found = read_json(fitness_path(folder, step))
+    found = read_json(folder / f"fitness-{step}.json")
     if found is None:
         return None
     answers = found["answers"]
