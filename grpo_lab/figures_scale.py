@@ -1,6 +1,7 @@
 """What the lessons on populations and on many workers show."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -150,9 +151,9 @@ def population_curves(metrics: pd.DataFrame) -> Figure:
 
 def starts_table(grid: Grid) -> Styler:
     """Where each run ran: a row for every time that it was started."""
-    rows = []
+    rows: list[dict] = []
     for run in grid.runs:
-        starts = read_json(run.directory / "environment.json") or []
+        starts: Any = read_json(run.directory / "environment.json") or []
         rows += [
             {
                 "run": run.name,
