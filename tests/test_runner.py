@@ -10,7 +10,15 @@ import sys
 import nbformat
 import psutil
 import pytest
-from lessons import ENDLESS, appears, is_alive, lesson, shown
+from lessons import (
+    ENDLESS,
+    appears,
+    is_alive,
+    lesson,
+    pids,
+    shown,
+    start,
+)
 from nbformat.v4 import new_code_cell, new_notebook
 
 from grpo_lab import cli, processes, runner
@@ -31,17 +39,6 @@ facts = {
 (folder / "results.json").write_text(json.dumps(facts))
 (folder / "events.out.tfevents.1").touch()
 """
-
-
-def start(cwd, *arguments, module="grpo_lab.runner"):
-    return subprocess.Popen(
-        [sys.executable, "-m", module, *map(str, arguments)],
-        cwd=cwd,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        stdin=subprocess.DEVNULL,
-        text=True,
-    )
 
 
 def finish(cwd, *arguments, **options):
@@ -208,7 +205,7 @@ def test_a_failing_cell_keeps_the_notebook_and_resume_goes_on(tmp_path):
     assert "runs/01_tiny-001/01_tiny.ipynb" in err
     assert "waiting" in shown(executed) and "the end" not in shown(executed)
     assert not executed.with_suffix(".html").exists()
-    assert not is_alive(int((tmp_path / "child.pid").read_text()))
+    assert not is_alive(pids(tmp_path)[0])
 
     (tmp_path / "ready").touch()
     code, out, err = finish(tmp_path, path, "--resume")
@@ -216,7 +213,7 @@ def test_a_failing_cell_keeps_the_notebook_and_resume_goes_on(tmp_path):
     assert "the end" in shown(executed)
     assert executed.with_suffix(".html").exists()
     assert not (tmp_path / "runs/01_tiny-002").exists()
-    assert not is_alive(int((tmp_path / "child.pid").read_text()))
+    assert not is_alive(pids(tmp_path)[0])
 
 
 @pytest.mark.lesson
@@ -231,15 +228,14 @@ def test_a_kernel_that_dies_is_a_failed_lesson(tmp_path):
 @pytest.mark.lesson
 def test_the_time_limit_ends_the_kernel_and_its_children(tmp_path):
     process = start(tmp_path, lesson(tmp_path, ENDLESS), "--time-limit", 30)
-    child = int(appears(tmp_path / "child.pid"))
-    kernel = psutil.Process(child).ppid()
+    left = pids(tmp_path)
     # Another run in the same directory would do everything twice.
     second = finish(tmp_path, tmp_path / "01_tiny.ipynb", "--resume")
     assert second[0] == 2 and "is at work in" in second[2]
     _, err = process.communicate(timeout=120)
     assert process.returncode == 124
     assert "--time-limit of 30 s" in err
-    assert not is_alive(child) and not is_alive(kernel)
+    assert not any(map(is_alive, left))
     assert "waiting" in shown(tmp_path / "runs/01_tiny-001/01_tiny.ipynb")
 
 
@@ -254,7 +250,7 @@ def test_a_limit_before_the_kernel_is_up_and_one_of_a_cell(
     code, _, err = finish(tmp_path, path, option, limit)
     assert code == 124 and option in err
     if option == "--cell-time-limit":
-        assert not is_alive(int((tmp_path / "child.pid").read_text()))
+        assert not is_alive(pids(tmp_path)[0])
         assert "short" in shown(tmp_path / "runs/01_tiny-001/01_tiny.ipynb")
 
 
@@ -262,11 +258,11 @@ def test_a_limit_before_the_kernel_is_up_and_one_of_a_cell(
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_the_runner_ends_the_kernel(tmp_path, number):
     process = start(tmp_path, lesson(tmp_path, ENDLESS))
-    child = int(appears(tmp_path / "child.pid"))
+    left = pids(tmp_path)
     process.send_signal(number)
     process.communicate(timeout=120)
     assert process.returncode == 128 + number
-    assert not is_alive(child)
+    assert not any(map(is_alive, left))
 
 
 # --- Processes --------------------------------------------------------------

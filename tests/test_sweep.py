@@ -6,19 +6,18 @@ import io
 import json
 import signal
 import subprocess
-import sys
 import textwrap
 from types import SimpleNamespace
 
 import pytest
-from lessons import appears, is_alive, lesson, wait_until
+from lessons import ENDLESS, is_alive, lesson, pids, start, wait_until
 
-from grpo_lab import processes, sweep
+from grpo_lab import sweep
 from grpo_lab.files import write_json
 
 # One line for each start and each end of a run, in the working directory.
 NOTE = """\
-import json, os, subprocess, sys, time
+import json
 
 def note(event):
     with open("notes.txt", "a") as file:
@@ -33,15 +32,6 @@ Path(OUTPUT_DIR).mkdir(parents=True)
 results = Path(OUTPUT_DIR, "results.json")
 results.write_text(json.dumps({"leaderboard": board}))
 note("end")
-"""
-# A child in a session of its own, as a server or a data loader may be.
-ENDLESS = """\
-code = "import time; time.sleep(600)"
-child = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
-pids = json.dumps([child.pid, os.getpid(), os.getppid()])
-Path(f"part-{SEED}").write_text(pids)
-os.replace(f"part-{SEED}", f"pids-{SEED}")
-time.sleep(600)
 """
 # The first time the second run does not end.
 KILLED = f"""\
@@ -62,31 +52,6 @@ def sweep_here(folder, *arguments):
     return SimpleNamespace(code=code, out=out.getvalue(), err=err.getvalue())
 
 
-@pytest.fixture
-def start(tmp_path):
-    """Start a sweep as a reader does; a test that fails leaves none."""
-    started = []
-
-    def start_one(*arguments):
-        process = subprocess.Popen(
-            [sys.executable, "-m", "grpo_lab.runner", "sweep"]
-            + [str(argument) for argument in arguments],
-            cwd=tmp_path,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            stdin=subprocess.DEVNULL,
-            text=True,
-        )
-        started.append(process)
-        return process
-
-    yield start_one
-    for process in started:
-        process.kill()
-        process.communicate(timeout=60)
-    processes.end_marked([tmp_path])
-
-
 def notes(folder):
     text = (folder / "notes.txt").read_text()
     return [json.loads(line) for line in text.splitlines()]
@@ -95,11 +60,6 @@ def notes(folder):
 def states(folder):
     with (folder / "sweep.csv").open(newline="") as file:
         return [row["state"] for row in csv.DictReader(file)]
-
-
-def pids(folder, seed):
-    """What an endless run has started, its kernel, and its runner."""
-    return json.loads(appears(folder / f"pids-{seed}"))
 
 
 # --- Real runs: these tests start processes ---------------------------------
@@ -158,10 +118,10 @@ def test_each_combination_runs_once_and_resume_runs_the_failed_one(tmp_path):
 
 
 @pytest.mark.lesson
-def test_kill_9_leaves_nothing_and_resume_goes_on(tmp_path, start):
+def test_kill_9_leaves_nothing_and_resume_goes_on(tmp_path):
     path = lesson(tmp_path, NOTE, KILLED)
     line = (path, "--vary", "SEED", 1, 2, "--output", "out")
-    process = start(*line)
+    process = start(tmp_path, "sweep", *line)
     left = pids(tmp_path, 2)
     second = sweep_here(tmp_path, *line, "--resume")
     assert second.code == 2 and "is at work in out" in second.err
@@ -184,12 +144,10 @@ def test_kill_9_leaves_nothing_and_resume_goes_on(tmp_path, start):
 @pytest.mark.parametrize(
     "number, jobs", [(signal.SIGTERM, 2), (signal.SIGINT, 1)]
 )
-def test_jobs_run_at_once_and_a_signal_ends_them(
-    tmp_path, start, number, jobs
-):
+def test_jobs_run_at_once_and_a_signal_ends_them(tmp_path, number, jobs):
     path = lesson(tmp_path, NOTE, ENDLESS)
     line = (path, "--vary", "SEED", 1, 2, 3, "--output", "out")
-    process = start(*line, "--jobs", jobs)
+    process = start(tmp_path, "sweep", *line, "--jobs", jobs)
     # None ends by itself, so that they are there at once.
     seeds = range(1, jobs + 1)
     started = [pid for seed in seeds for pid in pids(tmp_path, seed)]
