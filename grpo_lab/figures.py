@@ -388,22 +388,22 @@ def reward_and_accuracy(
         runs: a name for each run, the run itself, and its evaluations by
             optimizer step; see `evaluation.evaluate_snapshots`.
     """
-    figure, (paid, able) = subplots(3.2, columns=2)
+    figure, (reward, held_out) = subplots(3.2, columns=2)
     styles = zip(runs.items(), cycle(COLOURS), cycle(LINES), strict=False)
     for (name, (run, judged)), colour, line in styles:
         style = {"color": colour, "linestyle": line}
         first = run.metrics["reward"].head(SMOOTHING).mean() or 1.0
         scaled = run.metrics.assign(reward=run.metrics["reward"] / first)
-        _curve(paid, scaled, "reward", name, style)
+        _curve(reward, scaled, "reward", name, style)
         accuracy = [one.accuracy for one in judged.values()]
         bounds = zip(*(one.interval for one in judged.values()), strict=True)
-        able.plot(list(judged), accuracy, marker="o", **style)
-        able.fill_between(list(judged), *bounds, color=colour, alpha=0.15)
-    paid.set_title("Training reward, 1 = at first", fontsize=10)
-    able.set_title("Held-out accuracy", fontsize=10)
-    label(paid, "step")
-    label(able, "step", accuracy=True)
-    paid.set_ylim(bottom=0)
+        held_out.plot(list(judged), accuracy, marker="o", **style)
+        held_out.fill_between(list(judged), *bounds, color=colour, alpha=0.15)
+    reward.set_title("Training reward, 1 = at first", fontsize=10)
+    held_out.set_title("Held-out accuracy", fontsize=10)
+    label(reward, "step")
+    label(held_out, "step", accuracy=True)
+    reward.set_ylim(bottom=0)
     figure.legend(loc="outside lower center", ncols=2, fontsize=9)
     return closed(figure)
 

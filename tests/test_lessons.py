@@ -1,6 +1,7 @@
 """The lessons, run to their end as a reader would, most of them cut short."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -26,12 +27,15 @@ What it learns is asked of its committed results and of whole runs, see
 """
 
 
-def finished(output: Path, code: int = 0, profile="pocket", **parameters):
+def finished(
+    output: Path, code: int = 0, cores=None, profile="pocket", **parameters
+):
     """A lite lesson, run headless on a CPU.
 
     Args:
         output: a new directory, named as the lesson is.
         code: the exit code that is expected.
+        cores: how many it may use; on one a grid starts no processes.
         profile, parameters: as the lesson takes them.
     """
     name = output.name
@@ -39,8 +43,13 @@ def finished(output: Path, code: int = 0, profile="pocket", **parameters):
     command += [str(ROOT / "lite" / f"{name}.ipynb"), "--output", str(output)]
     for pair in {"PROFILE": profile, **parameters}.items():
         command += ["-p", *map(str, pair)]
+    few = sorted(os.sched_getaffinity(0))[:cores] if cores else []
     done = subprocess.run(
-        command, capture_output=True, text=True, cwd=output.parent
+        command,
+        capture_output=True,
+        text=True,
+        cwd=output.parent,
+        preexec_fn=(lambda: os.sched_setaffinity(0, few)) if few else None,
     )
     assert done.returncode == code, done.stdout[-3000:] + done.stderr[-3000:]
     cells = nbformat.read(output / f"{name}.ipynb", as_version=4).cells
@@ -224,7 +233,7 @@ def test_a_failed_run_is_told_and_the_lesson_fails(tmp_path):
     (broken / "model.safetensors").write_bytes(b"cut short")
     small = SHORT | {"MAX_STEPS": 1, "TRAIN_ROWS": 16, "EVAL_ROWS": 8}
     small |= {"MODELS": f"pocket-qwen,{broken}", "LEARNING_RATES": "1e-3"}
-    lesson = finished(tmp_path / "03_grid_search", code=1, **small)
+    lesson = finished(tmp_path / "03_grid_search", 1, cores=1, **small)
     runs = lesson.results["runs"]
     assert {run["name"]: run["status"] for run in runs} == {
         "pocket-qwen lr=0.001": "done",
