@@ -254,13 +254,13 @@ def with_exception(text: str) -> str:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda text: text.replace("one", "x" * 600_000), r"60\d KB"),
+        (lambda text: text.replace("uno", "x" * 600_000), r"60\d KB"),
         (lambda text: text.replace("print(", "exit("), "other code"),
         (with_exception, "failed"),
     ],
 )
 def test_a_run_that_is_not_fit_to_be_shown(root, change, message):
-    run = executed(root, stream("one\n"))
+    run = executed(root, stream("uno\n"))
     run.write_text(change(run.read_text()))
     refused(root, run, message)
 
