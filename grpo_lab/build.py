@@ -16,8 +16,8 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import jupytext
 import nbformat
@@ -36,20 +36,18 @@ MACHINE_PATH = re.compile(
 )
 PROGRESS_BAR = re.compile(r"\r|\d%\||[\d?](?:it/s|s/it)")
 
+KERNEL = {
+    "display_name": "Python 3", "language": "python", "name": "python3",
+}  # fmt: skip
 METADATA = {
     # Colab attaches a GPU when it opens the notebook; Jupyter ignores it.
     "accelerator": "GPU",
-    "kernelspec": {
-        "display_name": "Python 3",
-        "language": "python",
-        "name": "python3",
-    },
+    "kernelspec": KERNEL,
     "language_info": {"name": "python"},
 }
 
 
-@dataclass(frozen=True)
-class Edition:
+class Edition(NamedTuple):
     """One of the forms that a lesson is published in."""
 
     folder: str
@@ -60,19 +58,19 @@ class Edition:
 
 EDITIONS = (
     Edition(
-        folder="notebooks",
-        profile="full",
-        banner="**Full edition**: one GPU with at least 80 GB of memory. "
+        "notebooks",
+        "full",
+        "**Full edition**: one GPU with at least 80 GB of memory. "
         "With a smaller one, or none, take the [lite edition]({other}).",
-        other="lite",
+        "lite",
     ),
     Edition(
-        folder="lite",
-        profile="lite",
-        banner="**Lite edition**: a GPU with 15 to 80 GB of memory, or "
+        "lite",
+        "lite",
+        "**Lite edition**: a GPU with 15 to 80 GB of memory, or "
         "no GPU at all: then the embedded pocket models run on two CPU "
         "cores. For 80 GB and more take the [full edition]({other}).",
-        other="notebooks",
+        "notebooks",
     ),
 )
 
@@ -183,25 +181,29 @@ def embed(executed: Path, target: Path, label: str) -> None:
     notebook = nbformat.read(target, as_version=4)
     if run.metadata.get("papermill", {}).get("exception"):
         raise LabError(f"{executed} is a run that failed: nothing to show.")
-    ran = [cell for cell in _code(run) if not _is_injected(cell)]
-    if [c.source for c in ran] != [c.source for c in _code(notebook)]:
+    ran = [c for c in _code(run) if "injected-parameters" not in _tags(c)]
+    cells = _code(notebook)
+    if [cell.source for cell in ran] != [cell.source for cell in cells]:
         raise LabError(
             f"{executed} ran other code than {target} holds: run `make "
             "notebooks`, run the lesson again and embed that."
         )
     _set_label(notebook, f"*Outputs: {label}.*")
-    for count, (cell, source) in enumerate(
-        zip(_code(notebook), ran, strict=True), start=1
-    ):
+    for count, (cell, source) in enumerate(zip(cells, ran, strict=True), 1):
         cell.execution_count = count
         cell.outputs = _clean_outputs(source.outputs, count)
+        if path := machine_path(output_text(cell)):
+            raise LabError(
+                f"{executed} shows the path {path!r} of this machine, in "
+                f"the cell that begins {cell.source.splitlines()[0]!r}. Run "
+                "it from the repository's root without --output, so that its "
+                "paths are relative."
+            )
     text = render(notebook)
-    _refuse_machine_paths(notebook, executed)
-    if len(text.encode()) > SIZE_LIMIT:
+    if (size := len(text.encode())) > SIZE_LIMIT:
         raise LabError(
-            f"With its outputs {target} takes {len(text.encode()) / 1e3:.0f} "
-            f"KB and may take {SIZE_LIMIT / 1e3:.0f}: show fewer or smaller "
-            "figures."
+            f"With its outputs {target} takes {size / 1e3:.0f} KB and may "
+            f"take {SIZE_LIMIT / 1e3:.0f}: show fewer or smaller figures."
         )
     target.write_text(text, encoding="utf-8")
     results = executed.parent / "run" / "results.json"
@@ -245,7 +247,7 @@ def _add_banner(cells: list[NotebookNode], lesson: str, edition: Edition):
         f"{REPOSITORY}/blob/main/{path})"
     )
     banner = edition.banner.format(other=f"../{edition.other}/{lesson}.ipynb")
-    if ANY_MACHINE in cells[0].metadata.get("tags", ()):
+    if ANY_MACHINE in _tags(cells[0]):
         banner = ANY_MACHINE_BANNER
     heading, _, rest = title.partition("\n")
     blocks = (heading, badge, banner, rest.strip())
@@ -254,7 +256,7 @@ def _add_banner(cells: list[NotebookNode], lesson: str, edition: Edition):
 
 def _set_profile(cells: list[NotebookNode], lesson: str, profile: str):
     for cell in cells:
-        if "parameters" in cell.metadata.get("tags", ()):
+        if "parameters" in _tags(cell):
             line = rf'\g<1>"{profile}"'
             cell.source, found = PROFILE_LINE.subn(line, cell.source)
             if found:
@@ -288,8 +290,8 @@ def _code(notebook: NotebookNode) -> list[NotebookNode]:
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
-def _is_injected(cell: NotebookNode) -> bool:
-    return "injected-parameters" in cell.metadata.get("tags", ())
+def _tags(cell: NotebookNode) -> list[str]:
+    return cell.metadata.get("tags", [])
 
 
 def _clean_outputs(
@@ -310,29 +312,13 @@ def _clean_outputs(
             }
         if output.output_type == "execute_result":
             output.execution_count = count
-        if clean and _continues(clean[-1], output):
+        before = clean[-1] if clean else {}
+        # A stream comes in pieces, cut where a buffer was sent.
+        if "name" in output and output.name == before.get("name"):
             clean[-1].text += output.text
         elif output.get("data") or output.get("text"):
             clean.append(output)
     return clean
-
-
-def _continues(before: NotebookNode, output: NotebookNode) -> bool:
-    """Whether both are pieces of one stream, cut where a buffer was sent."""
-    return "stream" == before.output_type == output.output_type and (
-        before.name == output.name
-    )
-
-
-def _refuse_machine_paths(notebook: NotebookNode, executed: Path) -> None:
-    for cell in _code(notebook):
-        if path := machine_path(output_text(cell)):
-            raise LabError(
-                f"{executed} shows the path {path!r} of this machine, in "
-                f"the cell that begins {cell.source.splitlines()[0]!r}. Run "
-                "it from the repository's root without --output, so that its "
-                "paths are relative."
-            )
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -354,7 +340,8 @@ def main(argv: list[str] | None = None) -> int:
         if arguments.check:
             check()
         elif arguments.embed:
-            embed(*arguments.embed, label=arguments.label)
+            executed, notebook = arguments.embed
+            embed(executed, notebook, arguments.label)
         else:
             for path, dropped in write():
                 print(f"wrote {path.relative_to(ROOT)}")

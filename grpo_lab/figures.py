@@ -7,8 +7,9 @@ model, line style its runs apart, and both are told in words as well.
 
 import html
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import cycle
+from typing import Any
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -24,25 +25,14 @@ from grpo_lab.settings import RunSettings, run_names
 from rewards import gold_answer
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
-"""Of the models, in order; told apart by colour-blind readers (Okabe, Ito)."""
-
-GREY = "#888888"
-"""Of the base model."""
-
-LINES = ("-", "--", ":", "-.")
-"""Of the runs of one model, in order."""
-
+"""Told apart by colour-blind readers (Okabe, Ito)."""
+GREY = "#888888"  # of the base model
+LINES = ("-", "--", ":", "-.")  # of the runs of one model
+MARKS = "os^D"
 PERCENT = PercentFormatter(1, decimals=0)
-"""Of an axis of shares."""
-
-DPI = 72
-"""Pixels an inch: as wide as a notebook's column, and small to commit."""
-
-SMOOTHING = 5
-"""Optimiser steps in the moving average of a curve."""
-
-SHOWN_SIDE = 90
-"""Characters of a long completion that a table shows at either end."""
+DPI = 72  # as wide as a notebook's column, and small to commit
+SMOOTHING = 5  # optimizer steps in the moving average of a curve
+SHOWN_SIDE = 90  # characters of a long completion at either end
 
 HEALTH = {
     "reward_std": "Spread of the reward (std)",
@@ -57,16 +47,12 @@ HEALTH = {
 TEXT = {
     "text-align": "left",
     "vertical-align": "top",
-    "white-space": "pre-wrap",
+    "white-space": "pre-wrap",  # line breaks are kept
 }
-"""How text stands in a table: line breaks are kept."""
-
 CELLS = [
     {"selector": "th", "props": "text-align: left"},
     {"selector": "td, th", "props": "padding: 3px 10px; vertical-align: top"},
 ]
-"""How heads and cells stand in a table."""
-
 NO_MATH = 'class="tex2jax_ignore mathjax_ignore"'
 """Keeps "$12 and $5" in a question from being set as a formula."""
 
@@ -88,27 +74,29 @@ def show(frame: pd.DataFrame, formats: dict | None = None) -> None:
     display(table(frame, formats))
 
 
+# --- Rewards ----------------------------------------------------------------
+
+
+def short_name(reward: Callable | str) -> str:
+    """`strict_format_reward` as readers say it: `strict format`."""
+    name = reward if isinstance(reward, str) else reward.__name__
+    return name.removesuffix("_reward").replace("_", " ")
+
+
 def reward_table(
     completions: dict[str, str], gold: str, rewards: Sequence[Callable]
 ) -> Styler:
-    """What each reward function pays for some literal completions.
+    """How each reward function scores some completions of one question.
 
     Args:
         completions: a name for each completion, and its text.
-        gold: the gold answer of the one question they all answer.
+        gold: the reference answer of the question.
         rewards: reward functions with TRL's signature.
-
-    Returns:
-        A row for each completion: its name, its text, each reward, the sum.
     """
-    texts = list(completions.values())
-    golds = [gold] * len(texts)
-    frame = pd.DataFrame({"completion": list(completions), "text": texts})
-    parts = [short_name(reward) for reward in rewards]
-    for part, reward in zip(parts, rewards, strict=True):
-        frame[part] = reward(texts, answer=golds)
-    frame["total"] = frame[parts].sum(axis=1)
-    return _scored(frame, [*parts, "total"], ["total"])
+    sets = {short_name(reward): [reward] for reward in rewards}
+    frame = _scores(completions, gold, sets)
+    frame["total"] = frame[list(sets)].sum(axis=1)
+    return _scored(frame, [*sets, "total"], ["total"])
 
 
 def reward_totals(
@@ -116,24 +104,24 @@ def reward_totals(
     gold: str,
     sets: dict[str, Sequence[Callable]],
 ) -> pd.DataFrame:
-    """What several reward sets pay for the same completions.
-
-    Args:
-        completions: a name for each completion, and its text.
-        gold: the gold answer of the one question they all answer.
-        sets: a name for each set, and its reward functions.
+    """How several reward sets score the same completions.
 
     Returns:
         A row for each completion: `completion`, `text`, then the sum of each
-        set in a column of the set's name. A part that could not score counts
-        as nothing.
+        set in a column of the set's name. A part without a score counts as 0.
     """
+    frame = _scores(completions, gold, sets)
+    return frame.fillna(dict.fromkeys(sets, 0.0))
+
+
+def _scores(completions: dict[str, str], gold: str, sets: dict) -> Any:
+    """One column for each set; NaN where no part of it has a score."""
     texts = list(completions.values())
     golds = [gold] * len(texts)
     frame = pd.DataFrame({"completion": list(completions), "text": texts})
     for name, parts in sets.items():
-        paid = [reward(texts, answer=golds) for reward in parts]
-        frame[name] = pd.DataFrame(paid, dtype=float).sum()
+        scores = [reward(texts, answer=golds) for reward in parts]
+        frame[name] = pd.DataFrame(scores, dtype=float).sum(min_count=1)
     return frame
 
 
@@ -162,35 +150,29 @@ def _shortened(text: str) -> str:
 
 
 def reward_totals_figure(totals: pd.DataFrame) -> Figure:
-    """`reward_totals`, one line for each completion, a mark for each set.
+    """`reward_totals`: a line for each completion, a mark for each set.
 
-    The first completion is what the others are compared with: a dotted line
-    of each set's colour stands at what the set pays for it, and whatever
-    lies to the right of it is paid more.
+    A dotted line stands at each set's score of the first completion; what
+    lies to the right of it scores higher.
     """
     count, names = len(totals), list(totals.columns[2:])
+    first = totals["completion"].iloc[0]
     figure, axis = subplots(0.35 * count + 1.3)
     heights = range(count - 1, -1, -1)
-    looks = list(zip(names, cycle(COLOURS), cycle("os^D"), strict=False))
-    for at, (name, colour, mark) in enumerate(looks):
+    for at, (name, look) in enumerate(looks(names)):
         shift = 0.24 * ((len(names) - 1) / 2 - at)
-        style = {"color": colour, "marker": mark, "linestyle": ""}
         places = [height + shift for height in heights]
-        axis.plot(totals[name], places, label=name, **style)
-        axis.axvline(totals[name].iloc[0], color=colour, linestyle=":")
+        axis.plot(totals[name], places, label=name, linestyle="", **look)
+        axis.axvline(totals[name].iloc[0], color=look["color"], linestyle=":")
     axis.set_yticks(heights, list(totals["completion"]))
     axis.margins(y=0.06)
-    first = totals["completion"].iloc[0]
     axis.set_xlabel(f"sum of the parts; dotted: {first}")
     axis.grid(alpha=0.3)
     figure.legend(loc="outside upper center", ncols=len(names))
     return closed(figure)
 
 
-def short_name(reward: Callable | str) -> str:
-    """`strict_format_reward` as readers say it: `strict format`."""
-    name = reward if isinstance(reward, str) else reward.__name__
-    return name.removesuffix("_reward").replace("_", " ")
+# --- A grid while it runs ---------------------------------------------------
 
 
 def grid_table(estimates: pd.DataFrame) -> Styler:
@@ -211,8 +193,8 @@ class LiveTable:
     `SMOOTHING` steps. A clone that is made meanwhile gets a row of its own.
 
     Attributes:
-        seen: for each run's name, the seconds since the table was made and
-            the step, of each step when it was told; see `timeline`.
+        seen: for each run's name (seconds since the table was made, step),
+            one for each step; see `figures_scale.timeline`.
     """
 
     def __init__(
@@ -221,19 +203,23 @@ class LiveTable:
         self.parts = [reward.__name__ for reward in rewards]
         names = run_names(settings)
         self.names = dict(zip(settings, names, strict=True))
-        self.rows = {name: [] for name in names}
-        self.totals = dict.fromkeys(self.rows, 0)
-        self.seen = {name: [] for name in names}
-        self.ended = {}
+        self.rows: dict[str, list[dict]] = {name: [] for name in names}
+        self.totals = dict.fromkeys(names, 0)
+        self.seen: dict[str, list] = {name: [] for name in names}
+        self.ended: dict[str, str] = {}
         self.made = time.monotonic()
         self.drawn = 0.0
-        self.handle = display(HTML(self._html()), display_id=True)
+        self.handle: Any = display(HTML(self._html()), display_id=True)
 
     def update(
         self, settings: RunSettings, step: int, total: int, row: dict
     ) -> None:
-        """Take in one optimiser step of one run."""
-        name = self._name(settings)
+        """Take in one optimizer step of one run."""
+        if settings not in self.names:
+            name = run_names([*self.names, settings])[-1] + " (clone)"
+            self.names[settings] = name
+            self.rows[name], self.seen[name] = [], []
+        name = self.names[settings]
         self.rows[name].append(row)
         self.totals[name] = total
         self.seen[name].append((time.monotonic() - self.made, step))
@@ -253,53 +239,38 @@ class LiveTable:
         self.drawn = time.monotonic()
         self.handle.update(HTML(self._html()))
 
-    def _name(self, settings: RunSettings) -> str:
-        if settings not in self.names:
-            name = run_names([*self.names, settings])[-1]
-            self.names[settings] = name = f"{name} (clone)"
-            self.rows[name], self.seen[name] = [], []
-        return self.names[settings]
-
     def _html(self) -> str:
-        names = [short_name(part) for part in self.parts]
-        heads = [
-            "run",
-            "step",
-            "reward",
-            *names,
-            "zero std",
-            "clipped",
-            "left",
-        ]
-        body = "".join(self._row(name) for name in self.rows)
+        heads = ["run", "step", "reward", *map(short_name, self.parts)]
+        heads += ["zero std", "clipped", "left"]
         style = '<th style="text-align: left">'
         head = "".join(f"{style}{head}</th>" for head in heads)
+        body = "".join(self._row(name) for name in self.rows)
         return f"<table><tr>{head}</tr>{body}</table>"
 
     def _row(self, name: str) -> str:
         rows, total = self.rows[name], self.totals[name]
+        run = f'<td style="text-align: left">{html.escape(name)}</td>'
         if not rows:
-            return f"<tr><td>{html.escape(name)}</td><td>waits</td></tr>"
+            return f"<tr>{run}<td>waits</td></tr>"
         recent = pd.DataFrame(rows[-SMOOTHING:]).astype(float).mean()
         step = rows[-1]["step"]
-        bar = f"<progress value={step} max={total}></progress>"
         left = (total - step) * recent["seconds"]
         cells = [
-            html.escape(name),
-            f"{bar} {step}/{total}",
+            f"<progress value={step} max={total}></progress> {step}/{total}",
             f"<b>{recent['reward']:.2f}</b>",
             *(_number(recent.get(part)) for part in self.parts),
             f"{recent['frac_reward_zero_std']:.0%}",
             f"{recent['clipped_ratio']:.0%}",
             self.ended.get(name) or (f"{left:.0f} s" if left else "done"),
         ]
-        run, *numbers = (f"<td>{cell}</td>" for cell in cells)
-        run = run.replace("<td>", '<td style="text-align: left">')
-        return f"<tr>{run}{''.join(numbers)}</tr>"
+        return f"<tr>{run}{''.join(f'<td>{c}</td>' for c in cells)}</tr>"
 
 
 def _number(value: float | None) -> str:
     return "-" if value is None or pd.isna(value) else f"{value:.2f}"
+
+
+# --- Curves -----------------------------------------------------------------
 
 
 def subplots(height: float, rows: int = 1, columns: int = 1) -> tuple:
@@ -314,10 +285,23 @@ def closed(figure: Figure) -> Figure:
     return figure
 
 
-def _step_axis(axis: Axes) -> None:
+def looks(
+    items: Iterable, colours: Sequence[str] = COLOURS
+) -> Iterator[tuple[Any, dict]]:
+    """Each item with the colour and the mark to draw it with."""
+    styles = zip(items, cycle(colours), cycle(MARKS), strict=False)
+    return ((item, {"color": c, "marker": m}) for item, c, m in styles)
+
+
+def label(axis: Axes, x: str, y: str = "", accuracy: bool = False) -> None:
+    """Name the axes, count steps in whole numbers, accuracy in percent."""
     axis.grid(alpha=0.3)
-    axis.set_xlabel("step", fontsize=8)
+    axis.set_xlabel(x, fontsize=9)
+    axis.set_ylabel(y, fontsize=9)
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if accuracy:
+        axis.set_ylim(0, 1.02)
+        axis.yaxis.set_major_formatter(PERCENT)
 
 
 def reward_curves(grid: Grid, rewards: Sequence[Callable]) -> Figure:
@@ -341,12 +325,20 @@ def _reward_panels(rewards: Sequence[Callable]) -> dict[str, str]:
 
 
 def _curves(every_run: Sequence[Run], panels: dict[str, str]) -> Figure:
-    styles = run_styles(every_run)
-    runs = [run for run in every_run if len(run.metrics)]
+    """Colour by model, line style by what else varies."""
+    models = list(dict.fromkeys(run.settings.model for run in every_run))
+    colours = dict(zip(models, cycle(COLOURS), strict=False))
+    lines = {model: cycle(LINES) for model in models}
+    styles = []
+    for run in every_run:
+        model = run.settings.model
+        look = {"color": colours[model], "linestyle": next(lines[model])}
+        if len(run.metrics):
+            styles.append((run, look))
 
     def draw(axis: Axes, column: str) -> None:
-        for run in runs:
-            _curve(axis, run.metrics, column, run.name, styles[run.name])
+        for run, look in styles:
+            _curve(axis, run.metrics, column, run.name, look)
 
     return panel_figure(panels, draw, legend_columns=2)
 
@@ -359,13 +351,13 @@ def panel_figure(
     figure, axes = subplots(2.5 * rows + 0.5, rows, 3)
     for axis, (column, title) in zip(axes.flat, panels.items(), strict=False):
         draw(axis, column)
+        label(axis, "step")
         axis.set_title(title, fontsize=10)
-        if column.startswith("reward") or column.endswith("_reward"):
+        if column == "reward" or column.endswith("_reward"):
             axis.set_ylim(bottom=0)
-        if column.endswith("_share"):
+        if title.endswith("(share)"):
             axis.set_ylim(-0.03, 1.03)
         axis.tick_params(labelsize=8)
-        _step_axis(axis)
     for axis in list(axes.flat)[len(panels) :]:
         axis.axis("off")
     handles, labels = axes.flat[0].get_legend_handles_labels()
@@ -384,18 +376,39 @@ def _curve(
     axis.plot(metrics["step"], smooth, label=name, **style)
 
 
-def run_styles(runs: Sequence[Run]) -> dict[str, dict]:
-    """Colour by model, line style by what else varies, for each run's name."""
-    models = list(dict.fromkeys(run.settings.model for run in runs))
-    colours = dict(zip(models, cycle(COLOURS), strict=False))
-    lines = {model: cycle(LINES) for model in models}
-    return {
-        run.name: {
-            "color": colours[run.settings.model],
-            "linestyle": next(lines[run.settings.model]),
-        }
-        for run in runs
-    }
+def reward_and_accuracy(
+    runs: dict[str, tuple[Run, dict[int, Evaluation]]],
+) -> Figure:
+    """The training reward of runs beside their held-out accuracy.
+
+    Rewards of different sets have different scales, so each is shown as a
+    multiple of its mean over the first `SMOOTHING` steps.
+
+    Args:
+        runs: a name for each run, the run itself, and its evaluations by
+            optimizer step; see `evaluation.evaluate_snapshots`.
+    """
+    figure, (reward, held_out) = subplots(3.2, columns=2)
+    styles = zip(runs.items(), cycle(COLOURS), cycle(LINES), strict=False)
+    for (name, (run, judged)), colour, line in styles:
+        style = {"color": colour, "linestyle": line}
+        first = run.metrics["reward"].head(SMOOTHING).mean() or 1.0
+        scaled = run.metrics.assign(reward=run.metrics["reward"] / first)
+        _curve(reward, scaled, "reward", name, style)
+        accuracy = [one.accuracy for one in judged.values()]
+        bounds = zip(*(one.interval for one in judged.values()), strict=True)
+        held_out.plot(list(judged), accuracy, marker="o", **style)
+        held_out.fill_between(list(judged), *bounds, color=colour, alpha=0.15)
+    reward.set_title("Training reward, 1 = at first", fontsize=10)
+    held_out.set_title("Held-out accuracy", fontsize=10)
+    label(reward, "step")
+    label(held_out, "step", accuracy=True)
+    reward.set_ylim(bottom=0)
+    figure.legend(loc="outside lower center", ncols=2, fontsize=9)
+    return closed(figure)
+
+
+# --- Results ----------------------------------------------------------------
 
 
 def leaderboard_table(leaderboard: pd.DataFrame) -> Styler:
@@ -408,43 +421,30 @@ def leaderboard_text(leaderboard: pd.DataFrame) -> pd.DataFrame:
 
     If runs were stopped, or are clones, it also says when, and whose.
     """
-    rows = leaderboard.to_dict("records")
-    more = [name for name in ("stopped", "parent") if leaderboard[name].any()]
-    return pd.DataFrame(
-        [
-            {
-                "run": row["run"],
-                **{_BESIDE[name][0]: _BESIDE[name][1](row) for name in more},
-                **_measured(row),
-                "time": f"{row['seconds']:.0f} s",
-                "peak memory": f"{row['peak_memory_gib']:.1f} GiB",
-            }
-            for row in rows
-        ]
-    )
-
-
-def _ended(row: dict) -> str:
-    """`stopped by halving after step 6 of 24: ...` without its reasons."""
-    short = row["stopped"].partition(":")[0].removeprefix("stopped ")
-    return short or f"done, {row['steps']} steps"
-
-
-_BESIDE = {
-    "stopped": ("ended", _ended),
-    "parent": ("clone of", lambda row: row["parent"] or "-"),
-}
-"""Columns of the leaderboard that few grids need: their heads and cells."""
+    rows = []
+    for row in leaderboard.to_dict("records"):
+        cells = {"run": row["run"]}
+        if leaderboard["stopped"].any():
+            # `stopped by halving after step 6 of 24: why`, without why
+            short = row["stopped"].partition(":")[0].removeprefix("stopped ")
+            cells["ended"] = short or f"done, {row['steps']} steps"
+        if leaderboard["parent"].any():
+            cells["clone of"] = row["parent"] or "-"
+        cells |= _measured(row)
+        cells["time"] = f"{row['seconds']:.0f} s"
+        cells["peak memory"] = f"{row['peak_memory_gib']:.1f} GiB"
+        rows.append(cells)
+    return pd.DataFrame(rows)
 
 
 def _measured(row: dict) -> dict:
     heads = ("before", "after", "gain in points", "p", "format ok", "clipped")
-    if pd.isna(row["after"]):  # stopped before it was asked
+    if pd.isna(row["after"]):  # stopped before it was evaluated
         return dict.fromkeys(heads, "-")
     cells = (
-        _percent(row, "before"),
-        _percent(row, "after"),
-        _points(row),
+        _percent(*(row[f"before{end}"] for end in ("", "_low", "_high"))),
+        _percent(*(row[f"after{end}"] for end in ("", "_low", "_high"))),
+        _points(row["gain"], row["gain_low"], row["gain_high"]),
         f"{row['p_value']:.1g}",
         f"{row['format_ok_before']:.0%} to {row['format_ok_after']:.0%}",
         f"{row['truncated_after']:.0%}",
@@ -452,22 +452,20 @@ def _measured(row: dict) -> dict:
     return dict(zip(heads, cells, strict=True))
 
 
-def _percent(row: dict, name: str) -> str:
-    low, high = 100 * row[f"{name}_low"], 100 * row[f"{name}_high"]
-    return f"{row[name]:.1%} [{low:.0f}, {high:.0f}]"
+def _percent(share: float, low: float, high: float) -> str:
+    return f"{share:.1%} [{100 * low:.0f}, {100 * high:.0f}]"
 
 
-def _points(row: dict) -> str:
-    low, high = 100 * row["gain_low"], 100 * row["gain_high"]
-    return f"{100 * row['gain']:+.1f} [{low:+.0f}, {high:+.0f}]"
+def _points(gain: float, low: float, high: float) -> str:
+    return f"{100 * gain:+.1f} [{100 * low:+.0f}, {100 * high:+.0f}]"
 
 
 def leaderboard_figure(leaderboard: pd.DataFrame) -> Figure:
     """Accuracy before and after each run, with 95 % intervals."""
     count = len(leaderboard)
     figure, axis = subplots(0.55 * count + 1.1)
-    for at, row in enumerate(leaderboard.to_dict("records")):
-        y = count - 1 - at
+    heights = range(count - 1, -1, -1)
+    for y, row in zip(heights, leaderboard.to_dict("records"), strict=True):
         for name, colour, shift in (
             ("before", GREY, 0.12),
             ("after", COLOURS[0], -0.12),
@@ -475,11 +473,11 @@ def leaderboard_figure(leaderboard: pd.DataFrame) -> Figure:
             below = row[name] - row[f"{name}_low"]
             above = row[f"{name}_high"] - row[name]
             style = {"fmt": "o", "color": colour, "capsize": 3}
-            style["label"] = name if at == 0 else None
+            style["label"] = name if y == count - 1 else None
             axis.errorbar(
                 row[name], y + shift, xerr=[[below], [above]], **style
             )
-    axis.set_yticks(range(count - 1, -1, -1), list(leaderboard["run"]))
+    axis.set_yticks(heights, list(leaderboard["run"]))
     axis.set_xlim(0, 1)
     axis.margins(y=0.12)
     axis.set_xlabel("greedy held-out accuracy, with 95 % intervals")
@@ -495,79 +493,29 @@ def comparison_table(before: Evaluation, after: Evaluation) -> Styler:
     Shares come with their 95 % Wilson intervals, the difference of two
     shares with that of the paired comparison.
     """
-    heads = (
-        "on the held-out questions", "before", "after", "difference in points",
-    )  # fmt: skip
     shares = {
-        "format_ok": "answers in the asked-for form",
+        "format_ok": "answers in the requested format",
         "correct": "right answers",
-        "truncated": "answers cut at the limit",
+        "truncated": "truncated answers",
     }
-    rows = [
-        (
-            title,
-            _percent(_share(before, by), "share"),
-            _percent(_share(after, by), "share"),
-            _points(_paired(before, after, by)),
-        )
-        for by, title in shares.items()
-    ]
-    means = {
-        "mean_tokens": ("tokens per answer", ".1f"),
-        "seconds_per_answer": ("seconds per answer", ".3f"),
-    }
-    rows += [
-        (title, *(f"{getattr(one, by):{form}}" for one in (before, after)), "")
-        for by, (title, form) in means.items()
-    ]
+    rows = []
+    for by, title in shares.items():
+        cells = []
+        for one in (before, after):
+            marks = [getattr(answer, by) for answer in one.answers]
+            interval = wilson_interval(sum(marks), len(marks))
+            cells.append(_percent(sum(marks) / len(marks), *interval))
+        pair = compare(before, after, by)
+        rows.append((title, *cells, _points(pair.difference, *pair.interval)))
+    for by, title, form in (
+        ("mean_tokens", "tokens per answer", ".1f"),
+        ("seconds_per_answer", "seconds per answer", ".3f"),
+    ):
+        found = (f"{getattr(one, by):{form}}" for one in (before, after))
+        rows.append((title, *found, ""))
+    heads = ["on the held-out questions", "before", "after"]
+    heads.append("difference in points")
     return table(pd.DataFrame(rows, columns=heads))
-
-
-def _share(evaluation: Evaluation, by: str) -> dict:
-    marks = [getattr(answer, by) for answer in evaluation.answers]
-    low, high = wilson_interval(sum(marks), len(marks))
-    share = sum(marks) / len(marks)
-    return {"share": share, "share_low": low, "share_high": high}
-
-
-def _paired(before: Evaluation, after: Evaluation, by: str) -> dict:
-    pair = compare(before, after, by)
-    low, high = pair.interval
-    return {"gain": pair.difference, "gain_low": low, "gain_high": high}
-
-
-def reward_and_accuracy(
-    runs: dict[str, tuple[Run, dict[int, Evaluation]]],
-) -> Figure:
-    """What runs were paid, beside what they could do, over their steps.
-
-    Rewards of different sets have different scales, so each is shown as a
-    multiple of its mean over the first `SMOOTHING` steps.
-
-    Args:
-        runs: a name for each run, the run itself, and its evaluations by
-            optimiser step; see `evaluation.evaluate_snapshots`.
-    """
-    figure, (paid, able) = subplots(3.2, columns=2)
-    looks = zip(runs.items(), cycle(COLOURS), cycle(LINES), strict=False)
-    for (name, (run, judged)), colour, line in looks:
-        style = {"color": colour, "linestyle": line}
-        first = run.metrics["reward"].head(SMOOTHING).mean() or 1.0
-        scaled = run.metrics.assign(reward=run.metrics["reward"] / first)
-        _curve(paid, scaled, "reward", name, style)
-        accuracy = [one.accuracy for one in judged.values()]
-        bounds = zip(*(one.interval for one in judged.values()), strict=True)
-        able.plot(list(judged), accuracy, marker="o", **style)
-        able.fill_between(list(judged), *bounds, color=colour, alpha=0.15)
-    paid.set_title("What it is paid: reward, 1 = at first", fontsize=10)
-    able.set_title("What it can do: held-out accuracy", fontsize=10)
-    paid.set_ylim(bottom=0)
-    able.set_ylim(0, 1)
-    able.yaxis.set_major_formatter(PERCENT)
-    for axis in (paid, able):
-        _step_axis(axis)
-    figure.legend(loc="outside lower center", ncols=2, fontsize=9)
-    return closed(figure)
 
 
 def answers_table(
@@ -587,18 +535,16 @@ def answers_table(
     lost = [p for p in pairs if p[0].correct and not p[1].correct][:1]
     shown = lost + gained if lost_first else gained + lost
     shown += [p for p in pairs if p not in shown][: count - len(shown)]
-    frame = pd.DataFrame(
-        [
-            {
-                "question": one.question,
-                "gold": gold_answer(one.gold) or one.gold,
-                "before": _verdict(one),
-                "after": _verdict(two),
-            }
-            for one, two in shown[:count]
-        ]
-    )
-    return table(frame)
+    rows = [
+        {
+            "question": one.question,
+            "reference answer": gold_answer(one.gold) or one.gold,
+            "before": _verdict(one),
+            "after": _verdict(two),
+        }
+        for one, two in shown[:count]
+    ]
+    return table(pd.DataFrame(rows))
 
 
 def _verdict(answer: Answer) -> str:

@@ -1,7 +1,7 @@
 """What the lessons on populations and on many workers show."""
 
 from collections.abc import Sequence
-from itertools import cycle
+from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -13,9 +13,10 @@ from grpo_lab.figures import (
     COLOURS,
     GREY,
     HEALTH,
-    PERCENT,
     LiveTable,
     closed,
+    label,
+    looks,
     panel_figure,
     subplots,
     table,
@@ -26,6 +27,7 @@ from grpo_lab.grid.halving import STOPPED, Rung, read_rungs
 
 MEMBER_COLOURS = (*COLOURS, "#E69F00", "#56B4E9", "#000000")
 """Of the members of a population, in the order of birth."""
+RANKING = "accuracy (questions that rank)"
 
 
 def status_table(now: dict) -> Styler:
@@ -45,25 +47,17 @@ def lineage_table(lineage: pd.DataFrame) -> Styler:
 
     A copy's own change stands in the generation in which it was born.
     """
-    frame = pd.DataFrame(
-        [
-            {
-                "generation": row["generation"],
-                "step": row["step"],
-                "rank": row["rank"],
-                "member": row["member"],
-                "came from": _origin(row),
-                "learning rate": f"{row['learning_rate']:.3g}",
-                "beta": f"{row['beta']:.3g}",
-                "accuracy": (
-                    f"{row['accuracy']:.0%} "
-                    f"[{100 * row['low']:.0f}, {100 * row['high']:.0f}]"
-                ),
-                "mean reward": row["mean_reward"],
-            }
-            for row in lineage.to_dict("records")
-        ]
-    )
+    frame = lineage[["generation", "step", "rank", "member"]].copy()
+    rows = lineage.to_dict("records")
+    frame["came from"] = [_origin(row) for row in rows]
+    frame["learning rate"] = lineage["learning_rate"].map("{:.3g}".format)
+    frame["beta"] = lineage["beta"].map("{:.3g}".format)
+    frame["accuracy"] = [
+        f"{row['accuracy']:.0%} "
+        f"[{100 * row['low']:.0f}, {100 * row['high']:.0f}]"
+        for row in rows
+    ]
+    frame["mean reward"] = lineage["mean_reward"]
     return table(frame, {"mean reward": "{:.2f}"})
 
 
@@ -72,9 +66,7 @@ def _origin(row: dict) -> str:
         return "itself"
     if pd.isna(row["parent"]):
         return "the base model"
-    return f"copy of {row['parent']}" + (
-        f", {row['change']}" if row["change"] else ", unchanged"
-    )
+    return f"copy of {row['parent']}, {row['change'] or 'unchanged'}"
 
 
 def lineage_figure(lineage: pd.DataFrame, base: float) -> Figure:
@@ -87,118 +79,93 @@ def lineage_figure(lineage: pd.DataFrame, base: float) -> Figure:
     figure, axis = subplots(3.6)
     axis.axhline(base, color=GREY, linestyle=":", label="base model")
     at = lineage.set_index(["member", "step"])["accuracy"].to_dict()
-    looks = zip(lineage.groupby("member"), cycle(MEMBER_COLOURS), strict=False)
-    for place, ((member, rows), colour) in enumerate(looks):
+    members = looks(lineage.groupby("member"), MEMBER_COLOURS)
+    for place, ((member, rows), look) in enumerate(members):
         first = rows.iloc[0]
-        steps, accuracy = list(rows["step"]), list(rows["accuracy"])
         # Members measured at one step would hide each other's intervals.
-        shift = 0.12 * (place % 4 - 1.5)
+        steps = rows["step"] + 0.12 * (place % 4 - 1.5)
+        accuracy = rows["accuracy"]
         axis.errorbar(
-            [step + shift for step in steps],
+            steps,
             accuracy,
-            yerr=[
-                rows["accuracy"] - rows["low"],
-                rows["high"] - rows["accuracy"],
-            ],
-            marker="os^D"[place % 4],
-            color=colour,
+            yerr=[accuracy - rows["low"], rows["high"] - accuracy],
             capsize=3,
             label=f"member {member}, lr {first['learning_rate']:.3g}, "
             f"beta {first['beta']:.3g}",
+            **look,
         )
         born = lineage[lineage["generation"] < first["generation"]]
         if not pd.isna(first["parent"]) and len(born):
             start = born["step"].max()
             axis.plot(
-                [start, steps[0] + shift],
-                [at[(first["parent"], start)], accuracy[0]],
-                color=colour,
+                [start, steps.iloc[0]],
+                [at[(first["parent"], start)], accuracy.iloc[0]],
+                color=look["color"],
                 linestyle="--",
                 linewidth=1,
             )
-    _accuracy_axis(axis, "optimiser step of each member")
+    label(axis, "optimizer step of each member", RANKING, accuracy=True)
     figure.legend(loc="outside right upper", fontsize=8)
     return closed(figure)
 
 
 def budget_figure(lineages: dict[str, pd.DataFrame], base: float) -> Figure:
-    """The best member's accuracy over the completions that were paid for.
+    """The best member's accuracy over the completions generated so far.
 
     Args:
         lineages: a name for each experiment, and its lineage.
         base: accuracy of the base model on the same questions, 0 to 1.
     """
     figure, axis = subplots(3.2)
-    looks = zip(lineages.items(), cycle(COLOURS), cycle("os^D"), strict=False)
-    for (name, lineage), colour, mark in looks:
+    for (name, lineage), look in looks(lineages.items()):
         best = lineage[lineage["rank"] == 1]
-        spent = [0, *best["completions"]]
-        axis.plot(
-            spent,
-            [base, *best["accuracy"]],
-            marker=mark,
-            color=colour,
-            label=name,
-        )
-        axis.fill_between(
-            best["completions"],
-            best["low"],
-            best["high"],
-            color=colour,
-            alpha=0.15,
-        )
-    _accuracy_axis(axis, "completions written")
+        spent = best["completions"]
+        accuracy = [base, *best["accuracy"]]
+        axis.plot([0, *spent], accuracy, label=name, **look)
+        band = {"color": look["color"], "alpha": 0.15}
+        axis.fill_between(spent, best["low"], best["high"], **band)
+    label(axis, "completions generated", RANKING, accuracy=True)
     axis.legend(loc="lower right")
     return closed(figure)
 
 
-def _accuracy_axis(axis: Axes, what: str) -> None:
-    axis.set_ylim(0, 1.02)
-    axis.set_ylabel("accuracy (questions that rank)", fontsize=9)
-    axis.yaxis.set_major_formatter(PERCENT)
-    axis.set_xlabel(what, fontsize=9)
-    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axis.grid(alpha=0.3)
-
-
 def population_curves(metrics: pd.DataFrame) -> Figure:
-    """Reward, spread and truncation of every member over its steps.
+    """Reward, equal groups and truncation of every member over its steps.
 
     Args:
         metrics: see `arena.records.metrics`.
     """
-    panels = {
-        "reward": "Reward",
-        "frac_reward_zero_std": HEALTH["frac_reward_zero_std"],
-        "clipped_ratio": HEALTH["clipped_ratio"],
-    }
+    shares = ("frac_reward_zero_std", "clipped_ratio")
+    panels = {"reward": "Reward"} | {name: HEALTH[name] for name in shares}
 
     def draw(axis: Axes, column: str) -> None:
-        looks = zip(
-            metrics.groupby("member"), cycle(MEMBER_COLOURS), cycle("os^D"),
-            strict=False,
-        )  # fmt: skip
-        for (member, rows), colour, mark in looks:
-            style = {"color": colour, "marker": mark, "markersize": 3}
+        members = looks(metrics.groupby("member"), MEMBER_COLOURS)
+        for (member, rows), look in members:
             name = f"member {member}"
-            axis.plot(rows["step"], rows[column], label=name, **style)
+            axis.plot(
+                rows["step"], rows[column], label=name, markersize=3, **look
+            )
 
     return panel_figure(panels, draw, legend_columns=6)
 
 
 def starts_table(grid: Grid) -> Styler:
     """Where each run ran: a row for every time that it was started."""
-    rows = []
+    rows: list[dict] = []
     for run in grid.runs:
-        starts = read_json(run.directory / "environment.json") or []
-        for number, start in enumerate(starts, start=1):
-            row = {"run": run.name, "start": f"{number} of {len(starts)}"}
-            row["from step"] = start.get("step")
-            row["at"] = start["time"][11:19]
-            row["host"] = start["host"]
-            row["process"] = str(start["process"])
-            row["threads"] = start["threads"]
-            rows.append(row)
+        starts: Any = read_json(run.directory / "environment.json") or []
+        rows += [
+            {
+                "run": run.name,
+                "start": f"{number} of {len(starts)}",
+                "from step": start.get("step"),
+                "at": start["time"][11:19],
+                "host": start["host"],
+                "process": str(start["process"]),
+                "threads": start["threads"],
+            }
+            for number, start in enumerate(starts, start=1)
+        ]
     return table(pd.DataFrame(rows))
 
 
@@ -214,27 +181,18 @@ def timeline(live: LiveTable, rungs: Sequence[int] = ()) -> Figure:
         rungs: steps at which runs were compared, drawn as dotted lines.
     """
     figure, axis = subplots(3.2)
-    looks = zip(live.seen.items(), cycle(MEMBER_COLOURS), strict=False)
-    for at, ((name, told), colour) in enumerate(looks):
+    runs = looks(live.seen.items(), MEMBER_COLOURS)
+    for at, ((name, told), look) in enumerate(runs):
         if told:
+            size = {"markersize": 9 - 2 * (at % 4), "linewidth": 4 - at % 4}
             seconds, steps = zip(*told, strict=True)
-            axis.plot(
-                seconds,
-                steps,
-                color=colour,
-                marker="os^D"[at % 4],
-                markersize=(9, 7, 5, 3)[at % 4],
-                linewidth=(4, 3, 2, 1)[at % 4],
-                label=name,
-            )
+            axis.plot(seconds, steps, label=name, **look, **size)
     for rung in rungs:
         axis.axhline(rung, color=GREY, linestyle=":")
+    label(axis, "seconds since the grid was started", "step")
+    axis.yaxis.set_major_locator(MaxNLocator(integer=True))
     axis.set_xlim(left=0)
     axis.set_ylim(bottom=0)
-    axis.set_xlabel("seconds since the grid was started", fontsize=9)
-    axis.set_ylabel("step", fontsize=9)
-    axis.yaxis.set_major_locator(MaxNLocator(integer=True))
-    axis.grid(alpha=0.3)
     figure.legend(loc="outside lower center", ncols=2, fontsize=9)
     return closed(figure)
 
@@ -270,7 +228,9 @@ def plan_table(plans: pd.DataFrame) -> Styler:
         "share of all steps": "{:.0%}",
         "busy": "{:.0%}",
     }
-    free = [] if plans["cost in USD"].any() else ["cost in USD"]
-    shown = plans.drop(columns=["lost workers", *free])
-    kept = {name: form for name, form in formats.items() if name in shown}
-    return table(shown, kept).set_caption("Simulated: nothing was trained.")
+    hidden = ["lost workers"]
+    if not plans["cost in USD"].any():
+        hidden.append("cost in USD")
+        del formats["cost in USD"]
+    shown = table(plans.drop(columns=hidden), formats)
+    return shown.set_caption("Simulated: nothing was trained.")

@@ -19,7 +19,6 @@ time limit was reached, 130 Ctrl-C, 143 SIGTERM.
 """
 
 import argparse
-import json
 import signal
 import sys
 import threading
@@ -37,7 +36,7 @@ from nbformat import NotebookNode
 
 from grpo_lab import processes
 from grpo_lab.errors import LabError
-from grpo_lab.files import LOCK, hold, readable, write_whole
+from grpo_lab.files import LOCK, hold, read_json, readable, write_whole
 from grpo_lab.parameters import declared_names, resolve
 
 RUNS = Path("runs")  # below the working directory
@@ -82,13 +81,11 @@ def run(
     Args:
         lesson: the notebook.
         given: parameters, as values or as text; see parameters.convert.
-        output: a new or empty directory; by default the next number below
-            runs/. The executed notebook and its HTML go there, and
-            OUTPUT_DIR is `run` inside it unless it is given.
-        resume: go on in a directory that a run of this lesson left; by
+        output: a new or empty directory for the notebook and its HTML; by
+            default the next number below runs/. OUTPUT_DIR is `run` in it.
+        resume: go on in the directory of an earlier run of this lesson; by
             default the latest below runs/.
-        time_limit: seconds for everything.
-        cell_time_limit: seconds for each cell.
+        time_limit, cell_time_limit: seconds for everything, and a cell.
 
     Returns:
         The path of the executed notebook.
@@ -141,21 +138,15 @@ def declared_in(lesson: Path) -> dict[str, str]:
 def _folder(lesson: Path, output: Path | None, resume: bool) -> Path:
     """The directory to run in: new or empty, or this lesson's own."""
     folder = output or numbered(lesson.stem, resume)
-    if not folder.exists():
-        return folder
-    if not folder.is_dir():
+    if folder.is_file():
         raise LabError(f"{folder} is a file: give --output a directory.")
-    names = sorted(path.name for path in folder.iterdir())
+    names = {path.name for path in folder.glob("*")} - {LOCK}
     others = [n for n in names if n.endswith(".ipynb") and n != lesson.name]
-    if others:
+    if others or (names and not resume):
         raise LabError(
-            f"{folder} belongs to another lesson ({others[0]}): give "
-            f"{lesson.name} a directory of its own with --output."
-        )
-    if names not in ([], [LOCK]) and not resume:
-        raise LabError(
-            f"{folder} holds an earlier run. Add --resume to go on there, or "
-            "give --output a new directory."
+            f"{folder} holds {', '.join(others) or 'an earlier run'}. Give "
+            "--output a new directory, or add --resume to go on in that of "
+            f"an earlier run of {lesson.name}."
         )
     return folder
 
@@ -182,9 +173,8 @@ def _execute(
     def watch() -> None:
         if not finished.wait(time_limit):
             expired.set()
+            # More than once: the kernel may be about to start.
             processes.end_marked(place)
-            # A process may have been about to start others, or the kernel
-            # about to start: make sure until papermill has noticed.
             while not finished.wait(0.5):
                 processes.end_marked(place)
 
@@ -211,23 +201,21 @@ def _execute(
             f"{so_far}.\n{lesson} stopped in cell [{error.exec_count}] with "
             f"{error.ename}: {error.evalue}"
         ) from error
-    except CellTimeoutError as error:
-        raise TimeIsUp(
-            f"{lesson} was stopped: a cell took longer than the limit of "
-            f"{cell_time_limit:g} s. {so_far}; raise --cell-time-limit or "
-            "choose a smaller profile."
-        ) from error
-    except RuntimeError as error:  # nbclient's word for a dead kernel
-        if expired.is_set():
-            raise TimeIsUp(
-                f"{lesson} was stopped: it took longer than the limit of "
-                f"{time_limit:g} s. {so_far}; raise --time-limit, and add "
-                "--resume to keep what is done."
+    except (CellTimeoutError, RuntimeError) as error:
+        # RuntimeError is nbclient's word for a dead kernel.
+        cell = isinstance(error, CellTimeoutError)
+        if not cell and not expired.is_set():
+            raise LessonFailed(
+                f"{lesson}: its Python process died ({error}), as a rule "
+                f"because the memory was full. {so_far}; choose a smaller "
+                "profile, or fewer completions per step."
             ) from error
-        raise LessonFailed(
-            f"{lesson}: its Python process ended without a word ({error}), "
-            f"as a rule because the memory was full. {so_far}; choose a "
-            "smaller profile, or fewer completions per step."
+        limit = cell_time_limit if cell else time_limit
+        option = "--cell-time-limit" if cell else "--time-limit"
+        raise TimeIsUp(
+            f"{lesson} was stopped: it took longer than the {option} of "
+            f"{limit:g} s. {so_far}; raise {option}, and add --resume to keep "
+            "what is done."
         ) from error
     finally:
         finished.set()
@@ -280,17 +268,13 @@ def _announcer() -> Callable[..., None]:
 
 def _report(executed: Path) -> str:
     """What a finished lesson says: its leaderboard, and where things are."""
-    parameters = nbformat.read(executed, as_version=4).metadata.papermill
-    folder = Path(parameters["parameters"].get("OUTPUT_DIR", executed.parent))
-    lines = []
-    results = folder / "results.json"
-    if results.exists():
-        text = json.loads(results.read_text()).get("leaderboard_text")
-        lines += [text, ""] if text else []
-    lines += [
-        f"Notebook:    {executed}",
-        f"HTML:        {executed.with_suffix('.html')}",
-    ]
+    metadata = nbformat.read(executed, as_version=4).metadata.papermill
+    folder = Path(metadata["parameters"].get("OUTPUT_DIR", executed.parent))
+    results = read_json(folder / "results.json") or {}
+    board = results.get("leaderboard_text")
+    lines = [f"{board}\n"] if board else []
+    lines.append(f"Notebook:    {executed}")
+    lines.append(f"HTML:        {executed.with_suffix('.html')}")
     if any(folder.rglob("events.out.tfevents.*")):
         tool = readable(Path(sys.executable).with_name("tensorboard"))
         lines.append(f"TensorBoard: {tool} --logdir {folder}")
@@ -299,8 +283,9 @@ def _report(executed: Path) -> str:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that a run and a sweep of a lesson have in common."""
-    parser.add_argument("lesson", type=Path, help="the notebook to run")
-    parser.add_argument(
+    add = parser.add_argument
+    add("lesson", type=Path, help="the notebook to run")
+    add(
         "-p",
         dest="parameters",
         nargs=2,
@@ -309,26 +294,22 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar=("NAME", "VALUE"),
         help="set a parameter; a list is written '[1, 2]' or a,b",
     )
-    parser.add_argument(
+    add(
         "--output",
         type=Path,
         help="a new directory (default: the next number below runs/)",
     )
-    parser.add_argument(
+    add(
         "--resume",
         action="store_true",
         help="go on in the output directory of an earlier run",
     )
-    parser.add_argument(
-        "--time-limit",
-        type=float,
-        default=DAY,
-        metavar="S",
-        help="seconds for a whole lesson (default: a day)",
-    )
+    add("--time-limit", type=float, default=DAY, metavar="S",
+        help="seconds for a whole lesson (default: a day)")  # fmt: skip
 
 
-def _parser() -> argparse.ArgumentParser:
+def main(argv: list[str] | None = None) -> int:
+    """The command line; see the exit codes at the top."""
     parser = argparse.ArgumentParser(
         prog="python -m grpo_lab.runner",
         description="Run a lesson headless, with its parameters checked.",
@@ -342,12 +323,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="S",
         help="seconds for each cell (default: none)",
     )
-    return parser
-
-
-def main(argv: list[str] | None = None) -> int:
-    """The command line; see the exit codes at the top."""
-    arguments = _parser().parse_args(argv)
+    arguments = parser.parse_args(argv)
     try:
         # SystemExit, so that the kernel is ended as well.
         with processes.on_signals(

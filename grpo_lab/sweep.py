@@ -21,8 +21,6 @@ Exit codes: 0 all is done, 1 a run failed, 2 the input is wrong, 130 Ctrl-C,
 import argparse
 import collections
 import contextlib
-import csv
-import io
 import itertools
 import json
 import os
@@ -31,9 +29,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+
+import pandas as pd
 
 from grpo_lab import processes, runner
 from grpo_lab.cli import aligned, emit
@@ -49,7 +49,6 @@ from grpo_lab.files import (
 from grpo_lab.parameters import convert, resolve
 
 RECORD = "sweep.json"
-TABLE = "sweep.csv"
 NAME_LENGTH = 100  # characters that every file system takes
 POLL = 0.1  # seconds between two looks at the processes
 
@@ -65,12 +64,14 @@ class Sweep:
             reads them: one, or several if it is varied.
         runs: for the name of each run its parameters, as text that was
             typed; the last parameter varied fastest.
+        failed: why runs have failed, by name.
     """
 
     folder: Path
     lesson: Path
     values: dict[str, list]
     runs: dict[str, dict[str, str]]
+    failed: dict[str, str] = field(default_factory=dict)
 
     def is_done(self, name: str) -> bool:
         """Whether a run has ended well: the runner writes HTML only then."""
@@ -108,7 +109,7 @@ def plan(
             "Name each parameter once, with its value: after -p if all runs "
             "share it, or after --vary with all values, as in --vary SEED 1 2."
         )
-    values = {name: [] for name in texts}
+    values: dict[str, list] = {name: [] for name in texts}
     for name, words in texts.items():
         for word in words:
             resolve(declared, {name: word})  # or says what is wrong
@@ -129,18 +130,17 @@ def plan(
 
 
 def _names(values: dict[str, list], varied: list[str]) -> list[str]:
-    """A name for each combination that any file system can tell apart.
+    """A directory's name for each combination, made of its values.
 
-    They are made of the values and not of the words that were typed, so that
-    other words for the same sweep go on with it. No path, no quotes; names
-    that are too long or alike end in their number.
+    Not of the words that were typed, so that other words for the same sweep
+    go on with it. Names that are too long or alike end in their number.
     """
     plain = []
     for combination in itertools.product(*values.values()):
         one = dict(zip(values, combination, strict=True))
-        texts = (f"{name}={one[name]}" for name in varied)
-        bare = [re.sub(r"[]['\" ]", "", text) for text in texts]
-        plain.append(re.sub(r"[^A-Za-z0-9.,=+_-]+", "-", "_".join(bare)))
+        text = "_".join(f"{name}={one[name]}" for name in varied)
+        bare = re.sub(r"[]['\" ]", "", text)
+        plain.append(re.sub(r"[^A-Za-z0-9.,=+_-]+", "-", bare))
     times = collections.Counter(name.casefold() for name in plain)
     return [
         name
@@ -150,12 +150,8 @@ def _names(values: dict[str, list], varied: list[str]) -> list[str]:
     ]
 
 
-def refuse_strange(folder: Path) -> None:
-    """Refuse a directory that is not empty and not of a sweep.
-
-    Raises:
-        LabError: it holds other files.
-    """
+def refuse_other_files(folder: Path) -> None:
+    """Refuse a directory that is not empty and not of a sweep."""
     names = sorted(path.name for path in folder.glob("*"))
     # A kill may have left a lock, or a record half written.
     others = [name for name in names if not name.startswith((LOCK, RECORD))]
@@ -201,41 +197,27 @@ def settle(sweep: Sweep, resume: bool) -> None:
 
 def work(
     sweep: Sweep, jobs: int, time_limit: float, signals: list[int]
-) -> dict[str, str]:
-    """Run all that is not done, some at a time; leave no process.
+) -> None:
+    """Run all that is not done, `jobs` at a time; leave no process.
 
     Args:
-        sweep: whose directory this process holds.
+        sweep: whose directory this process holds; `failed` is filled in.
         jobs: runs at a time.
         time_limit: seconds for each run.
         signals: the work ends when there is one in it.
-
-    Returns:
-        For the name of each run that failed, the reason.
-
-    Raises:
-        LabError: the disk is full, or no process can be started.
     """
     processes.end_marked([sweep.folder])  # what a killed sweep has left
     waiting = [name for name in sweep.runs if not sweep.is_done(name)]
     running: dict[str, subprocess.Popen] = {}
-    failed = {}
     try:
         while (waiting or running) and not signals:
             while waiting and len(running) < jobs:
                 name = waiting.pop(0)
+                emit(f"{name}: starts")
                 running[name] = _start(sweep, name, time_limit)
             for name, process in list(running.items()):
-                code = process.poll()
-                if code is not None:
-                    del running[name]
-                    # A kernel outlives a runner that was killed.
-                    processes.end_marked([sweep.folder / name])
-                    if code:
-                        log = sweep.folder / name / "log.txt"
-                        why = last_line(log)[-500:]
-                        failed[name] = f"exit code {code}, {why} ({log})"
-                    emit(f"{name}: {'failed' if code else 'done'}")
+                if process.poll() is not None:
+                    _finish(sweep, name, running.pop(name).returncode)
             time.sleep(POLL)
     finally:
         # Once: a runner that is stopped twice may not get to end its kernel.
@@ -245,7 +227,6 @@ def work(
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(processes.PATIENCE)
         processes.end_marked([sweep.folder])
-    return failed
 
 
 def _start(sweep: Sweep, name: str, time_limit: float) -> subprocess.Popen:
@@ -258,19 +239,20 @@ def _start(sweep: Sweep, name: str, time_limit: float) -> subprocess.Popen:
         processes.MARK: str(place.resolve()),
         processes.PARENT: str(os.getpid()),
     }
-    try:
-        process = processes.start(command, place / "log.txt", environment)
-    except OSError as error:
-        raise LabError(
-            f"{name} could not be started: {error.strerror}. Free some "
-            "memory or space, then run this again with --resume."
-        ) from error
-    number = list(sweep.runs).index(name) + 1
-    emit(f"{name}: starts, {number} of {len(sweep.runs)}")
-    return process
+    return processes.start(command, place / "log.txt", environment)
 
 
-def rows(sweep: Sweep, failed: Collection[str] = ()) -> list[dict]:
+def _finish(sweep: Sweep, name: str, code: int) -> None:
+    place = sweep.folder / name
+    processes.end_marked([place])  # a kernel outlives a runner that was killed
+    if code:
+        log = place / "log.txt"
+        why = last_line(log)[-500:]
+        sweep.failed[name] = f"exit code {code}, {why} ({log})"
+    emit(f"{name}: {'failed' if code else 'done'}")
+
+
+def rows(sweep: Sweep) -> pd.DataFrame:
     """A row for each run: its name, its parameters, and how it went.
 
     `seconds`, `best_run` and its `accuracy` on held-out questions are "" where
@@ -280,55 +262,36 @@ def rows(sweep: Sweep, failed: Collection[str] = ()) -> list[dict]:
     for name, parameters in sweep.runs.items():
         place = sweep.folder / name
         state = "done" if sweep.is_done(name) else "waiting"
-        row = {"state": "failed" if name in failed else state}
-        for file, read in {
-            place / sweep.lesson.name: _duration,
-            place / "run" / "results.json": _best,
-        }.items():
-            try:
-                row |= read(json.loads(file.read_text(encoding="utf-8")))
-            except (OSError, ValueError, LookupError, TypeError):
-                row |= read(None)  # none, or of another kind
-        found.append({"combination": name, **parameters, **row})
-    return found
+        row = {"combination": name, **parameters}
+        row["state"] = "failed" if name in sweep.failed else state
+        row |= {"seconds": "", "best_run": "", "accuracy": ""}
+        # A run may not have come so far, and a lesson may have no grid.
+        with contextlib.suppress(OSError, ValueError, LookupError):
+            notebook = json.loads((place / sweep.lesson.name).read_text())
+            duration = notebook["metadata"]["papermill"]["duration"]
+            row["seconds"] = str(round(duration))
+            results = json.loads((place / "run/results.json").read_text())
+            best = max(results["leaderboard"], key=lambda one: one["after"])
+            row["best_run"], row["accuracy"] = best["run"], str(best["after"])
+        found.append(row)
+    return pd.DataFrame(found)
 
 
-def _duration(notebook: dict | None) -> dict:
-    if notebook is None:
-        return {"seconds": ""}
-    return {"seconds": round(notebook["metadata"]["papermill"]["duration"])}
-
-
-def _best(results: dict | None) -> dict:
-    """The first of the best runs of a leaderboard, which is in order."""
-    if results is None:
-        return {"best_run": "", "accuracy": ""}
-    board = [one for one in results["leaderboard"] if one["after"] >= 0]
-    best = max(board, key=lambda one: one["after"])
-    return {"best_run": best["run"], "accuracy": best["after"]}
-
-
-def _report(sweep: Sweep, failed: dict[str, str]) -> str:
+def _report(sweep: Sweep) -> str:
     """Write sweep.csv; the table in words, and why runs failed."""
-    found = rows(sweep, failed)
-    file = io.StringIO()
-    columns = [name for name in found[0] if name != "combination"]
-    writer = csv.DictWriter(
-        file, columns, extrasaction="ignore", lineterminator="\n"
-    )
-    writer.writeheader()
-    writer.writerows(found)
-    write_whole(sweep.folder / TABLE, file.getvalue())
-    shown = [name for name in found[0] if name not in sweep.values]
-    table = [shown, *([str(row[name]) for name in shown] for row in found)]
-    lines = [f"{name} failed: {why}" for name, why in failed.items()]
+    frame = rows(sweep)
+    path = sweep.folder / "sweep.csv"
+    write_whole(path, frame.drop(columns="combination").to_csv(index=False))
+    shown = frame.drop(columns=list(sweep.values))
+    lines = ["", aligned([list(shown), *shown.to_numpy().tolist()])]
+    lines += [f"{name} failed: {why}" for name, why in sweep.failed.items()]
     if not all(map(sweep.is_done, sweep.runs)):
         lines.append("The same line with --resume runs what is not done.")
-    lines.append(f"Table: {sweep.folder / TABLE}")
-    return "\n".join(["", aligned(table), *lines])
+    return "\n".join([*lines, f"Table: {path}"])
 
 
-def _parser() -> argparse.ArgumentParser:
+def main(argv: list[str] | None = None) -> int:
+    """The command line; see the exit codes at the top."""
     parser = argparse.ArgumentParser(
         prog="python -m grpo_lab.runner sweep",
         description="Run a lesson for each combination of parameter values.",
@@ -351,28 +314,21 @@ def _parser() -> argparse.ArgumentParser:
         help="runs at a time (default: 1; two on the same cores or the same "
         "GPU fight for them, and each takes its own memory)",
     )
-    return parser
-
-
-def main(argv: list[str] | None = None) -> int:
-    """The command line; see the exit codes at the top."""
-    given = _parser().parse_args(argv)
+    given = parser.parse_args(argv)
     signals: list[int] = []
     try:
-        folder = given.output
-        if folder is None:
-            stem = f"{given.lesson.stem}-sweep"
-            folder = runner.numbered(stem, given.resume)
+        stem = f"{given.lesson.stem}-sweep"
+        folder = given.output or runner.numbered(stem, given.resume)
         if given.jobs < 1:
             raise LabError("--jobs is 1 or more: so many runs at a time.")
         sweep = plan(given.lesson, given.parameters, given.varied, folder)
-        refuse_strange(folder)
+        refuse_other_files(folder)
         numbers = (signal.SIGINT, *processes.ENDING)
         with hold(folder), processes.on_signals(numbers, signals.append):
             settle(sweep, given.resume)
-            failed = work(sweep, given.jobs, given.time_limit, signals)
-            emit(_report(sweep, failed))
+            work(sweep, given.jobs, given.time_limit, signals)
+            emit(_report(sweep))
     except LabError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    return 128 + signals[0] if signals else int(bool(failed))
+    return 128 + signals[0] if signals else int(bool(sweep.failed))

@@ -1,5 +1,8 @@
 """Tiny lessons for the tests of the runner and of sweeps."""
 
+import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -24,12 +27,13 @@ settings = check(globals())
 """
 # A child in a session of its own, as a server or a data loader may be.
 ENDLESS = """\
-import os, subprocess, sys, time
+import json, os, subprocess, sys, time
 
 code = "import time; time.sleep(600)"
 child = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
-Path("child.part").write_text(str(child.pid))
-os.replace("child.part", "child.pid")
+pids = json.dumps([child.pid, os.getpid(), os.getppid()])
+Path(f"part-{SEED}").write_text(pids)
+os.replace(f"part-{SEED}", f"pids-{SEED}")
 print("waiting", flush=True)
 time.sleep(600)
 """
@@ -49,6 +53,23 @@ def lesson(folder: Path, *cells: str, name: str = "01_tiny.ipynb") -> Path:
     ]
     nbformat.write(notebook, path)
     return path
+
+
+def start(cwd: Path, *arguments, module="grpo_lab.runner"):
+    """Start a command line as a reader does."""
+    return subprocess.Popen(
+        [sys.executable, "-m", module, *map(str, arguments)],
+        cwd=cwd,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        text=True,
+    )
+
+
+def pids(folder: Path, seed: int = 0) -> list[int]:
+    """What an `ENDLESS` run has started, its kernel, and its runner."""
+    return json.loads(appears(folder / f"pids-{seed}"))
 
 
 def shown(executed: Path) -> str:

@@ -86,10 +86,8 @@ def test_both_editions_are_built_and_stable(root):
 
 def test_a_lesson_for_any_machine_says_so(root):
     source = root / "sources" / "01_tiny.py"
-    tagged = SOURCE.replace(
-        "[markdown]\n# # A", '[markdown] tags=["any-machine"]\n# # A'
-    )
-    source.write_text(tagged)
+    tags = '[markdown] tags=["any-machine"]\n# # A'
+    source.write_text(SOURCE.replace("[markdown]\n# # A", tags))
     for edition in build.EDITIONS:
         title = build.build(source, edition).cells[0].source
         assert build.ANY_MACHINE_BANNER in title
@@ -99,47 +97,26 @@ def test_a_lesson_for_any_machine_says_so(root):
 def test_editions_differ_in_banner_and_profile_only(root):
     full = read(root / "notebooks/01_tiny.ipynb")
     lite = read(root / "lite/01_tiny.ipynb")
-    assert full.metadata == lite.metadata
-    assert len(full.cells) == len(lite.cells)
-    differing = [
-        index
-        for index, (a, b) in enumerate(
-            zip(full.cells, lite.cells, strict=True)
-        )
-        if a != b
-    ]
-    assert differing == [0, 1]
+    assert full.metadata == lite.metadata == build.METADATA
+    pairs = zip(full.cells, lite.cells, strict=True)
+    assert [a != b for a, b in pairs] == [True, True, False, False, False]
     assert 'PROFILE: str = "full"  # a row' in full.cells[1].source
-    assert 'PROFILE: str = "lite"  # a row' in lite.cells[1].source
     full.cells[1].source = full.cells[1].source.replace('"full"', '"lite"')
     assert full.cells[1] == lite.cells[1]
-
-
-@pytest.mark.parametrize(
-    "folder, other", [("notebooks", "lite"), ("lite", "notebooks")]
-)
-def test_the_banner_names_its_own_path_and_the_other_edition(
-    root, folder, other
-):
-    title = read(root / folder / "01_tiny.ipynb").cells[0].source
-    heading, badge, banner, rest = title.split("\n\n")
-    assert heading == "# A tiny lesson"
-    assert badge.endswith(
-        f"github/{build.REPOSITORY}/blob/main/{folder}/01_tiny.ipynb)"
-    )
-    assert f"(../{other}/01_tiny.ipynb)" in banner
-    assert rest == "What you will learn: nothing."
-
-
-def test_metadata_is_ours(root):
-    notebook = read(root / "lite/01_tiny.ipynb")
-    assert notebook.metadata.kernelspec.name == "python3"
-    assert "jupytext" not in notebook.metadata
-    assert [cell.id for cell in notebook.cells] == [
-        f"01-tiny-{index:03d}" for index in range(5)
-    ]
-    tags = [cell.metadata for cell in notebook.cells if cell.metadata]
-    assert tags == [{"tags": ["parameters"]}, {"tags": ["solution"]}]
+    for notebook, folder, other in (
+        (full, "notebooks", "lite"),
+        (lite, "lite", "notebooks"),
+    ):
+        title, badge, banner, rest = notebook.cells[0].source.split("\n\n")
+        assert title == "# A tiny lesson"
+        here = f"github/{build.REPOSITORY}/blob/main/{folder}/01_tiny.ipynb)"
+        assert badge.endswith(here)
+        assert f"(../{other}/01_tiny.ipynb)" in banner
+        assert rest == "What you will learn: nothing."
+        ids = [cell.id for cell in notebook.cells]
+        assert ids == [f"01-tiny-{index:03d}" for index in range(5)]
+        tags = [cell.metadata for cell in notebook.cells if cell.metadata]
+        assert tags == [{"tags": ["parameters"]}, {"tags": ["solution"]}]
 
 
 @pytest.mark.parametrize(
@@ -158,16 +135,14 @@ def test_a_source_without_title_or_profile_is_refused(root, old, new, message):
         build.build(source, build.EDITIONS[0])
 
 
-def test_check_finds_an_edit_by_hand(root):
+def test_check_finds_what_the_sources_do_not_give(root):
     build.check(root)
     path = root / "lite/01_tiny.ipynb"
-    path.write_text(path.read_text().replace("one", "two"))
+    text = path.read_text()
+    path.write_text(text.replace("one", "two"))
     with pytest.raises(LabError, match=r"lite/01_tiny\.ipynb"):
         build.check(root)
-
-
-def test_check_finds_a_missing_and_an_orphaned_notebook(root):
-    (root / "lite/01_tiny.ipynb").rename(root / "lite/02_gone.ipynb")
+    path.rename(root / "lite/02_gone.ipynb")
     with pytest.raises(LabError) as error:
         build.check(root)
     assert "lite/01_tiny.ipynb, lite/02_gone.ipynb" in str(error.value)
@@ -223,6 +198,11 @@ def test_outputs_survive_a_build_until_the_code_changes(root):
     assert list(build.write(root)) == []
     assert target.read_bytes() == embedded
 
+    # Embedding again replaces outputs and label.
+    build.embed(executed(root, stream("one\n")), target, "one T4")
+    text = target.read_text()
+    assert text.count("*Outputs: ") == 1 and "one T4" in text
+
     source = root / "sources/01_tiny.py"
     source.write_text(SOURCE.replace("## One", "## First"))
     assert (target, False) in list(build.write(root))
@@ -235,15 +215,6 @@ def test_outputs_survive_a_build_until_the_code_changes(root):
     assert (target, True) in list(build.write(root))
     assert "*Outputs: " not in target.read_text()
     assert code(read(target))[1].outputs == []
-
-
-def test_embedding_again_replaces_outputs_and_label(root):
-    target = root / "lite/01_tiny.ipynb"
-    build.embed(executed(root, stream("one\n")), target, LABEL)
-    build.embed(executed(root, stream("uno\n")), target, "one T4")
-    text = target.read_text()
-    assert text.count("*Outputs: ") == 1 and "one T4" in text
-    assert "uno" in text and LABEL not in text
 
 
 def refused(root, run, match):
@@ -274,22 +245,24 @@ def test_the_repository_itself_is_a_machine_path():
     assert build.machine_path(f"in {build.ROOT}") is not None
 
 
-def test_a_notebook_that_grew_too_large_is_refused(root):
-    refused(root, executed(root, stream("x" * 600_000)), r"60\d KB")
-
-
-def test_a_run_of_other_code_is_refused(root):
-    run = executed(root, stream("one\n"))
-    run.write_text(run.read_text().replace("one", "two"))
-    refused(root, run, "other code")
-
-
-def test_a_failed_run_is_refused(root):
-    run = executed(root)
-    notebook = json.loads(run.read_text())
+def with_exception(text: str) -> str:
+    notebook = json.loads(text)
     notebook["metadata"]["papermill"]["exception"] = True
-    run.write_text(json.dumps(notebook))
-    refused(root, run, "failed")
+    return json.dumps(notebook)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda text: text.replace("uno", "x" * 600_000), r"60\d KB"),
+        (lambda text: text.replace("print(", "exit("), "other code"),
+        (with_exception, "failed"),
+    ],
+)
+def test_a_run_that_is_not_fit_to_be_shown(root, change, message):
+    run = executed(root, stream("uno\n"))
+    run.write_text(change(run.read_text()))
+    refused(root, run, message)
 
 
 def test_a_run_by_papermill_can_be_embedded(root):
@@ -308,14 +281,10 @@ def test_a_run_by_papermill_can_be_embedded(root):
     assert cells[2].outputs[0].data["text/plain"] == "2"
 
 
-def test_the_command_line_needs_a_label(capsys):
-    with pytest.raises(SystemExit) as stop:
-        build.main(["--embed", "run.ipynb", "lite/01_tiny.ipynb"])
-    assert stop.value.code == 2
-    assert "--label" in capsys.readouterr().err
-
-
 def test_the_command_line_says_what_is_wrong(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        build.main(["--embed", "run.ipynb", "lite/01_tiny.ipynb"])
+    assert "--label" in capsys.readouterr().err
     missing = str(tmp_path / "none.ipynb")
     assert build.main(["--embed", missing, missing, "--label", LABEL]) == 1
     assert "none.ipynb" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""What the lesson on many workers shows: stopped runs, clones, starts."""
+"""What the lessons on populations and on many workers show."""
 
 import re
 
@@ -11,20 +11,8 @@ from grpo_lab import figures, figures_scale, grid, profiles
 from grpo_lab.files import read_json, write_json
 from grpo_lab.grid import simulation
 from grpo_lab.grid.halving import PROMOTED, STOPPED, Rung, note_rung, rung_path
-from grpo_lab.profiles import RunSettings
-from rewards import FIVE_PART
 
-PARTS = [part.__name__ for part in FIVE_PART]
-
-
-def stop(folder, step, rungs, answers) -> None:
-    """Turn a finished run into one that halving has stopped."""
-    (folder / "evaluation.json").unlink()
-    for rung in rungs:
-        note_rung(folder, rung)
-    answers.save(rung_path(folder, step))
-    reason = rungs[-1].reason(24)
-    write_json(folder / "result.json", {"status": "stopped", "reason": reason})
+# --- Many workers -----------------------------------------------------------
 
 
 @pytest.fixture
@@ -35,8 +23,13 @@ def halved(tmp_path):
     first = written(tmp_path, 1e-3, base, good, rows, name="a")
     note_rung(first, Rung(1, 0.75, PROMOTED, None, 1))
     second = written(tmp_path, 1e-4, base, base, rows[:1], name="b")
-    stop(second, 1, [Rung(1, 0.5, STOPPED, 0.75, 2)], graded("++--"))
-    clone = written(tmp_path, 5e-4, base, graded("+++-"), rows, name="c")
+    (second / "evaluation.json").unlink()
+    rung = Rung(1, 0.5, STOPPED, 0.75, 2)
+    note_rung(second, rung)
+    graded("++--").save(rung_path(second, 1))
+    ended = {"status": "stopped", "reason": rung.reason(24)}
+    write_json(second / "result.json", ended)
+    clone = written(tmp_path, 5e-4, base, good, rows, name="c")
     record = read_json(clone / "settings.json")
     record["clone"] = {"parent": "b", "step": 1, "rewards": []}
     write_json(clone / "settings.json", record)
@@ -55,13 +48,7 @@ def test_the_leaderboard_says_who_was_stopped_and_who_is_a_clone(halved):
     assert list(by_run["after"].str[:5]) == ["75.0%", "75.0%", "50.0%"]
 
 
-def test_a_grid_of_finished_runs_is_told_as_ever(tmp_path):
-    written(tmp_path, 1e-3, graded("+-"), graded("++"))
-    text = figures.leaderboard_text(grid.load(tmp_path).leaderboard())
-    assert not {"ended", "clone of"} & set(text)
-
-
-def test_a_run_stopped_before_it_was_asked_has_no_figures(halved):
+def test_a_run_stopped_before_it_was_evaluated_has_no_figures(halved):
     for file in (halved / "runs/b/rungs").iterdir():
         file.unlink()
     (halved / "runs/b/rungs.json").unlink()
@@ -77,11 +64,9 @@ def test_a_run_stopped_before_it_was_asked_has_no_figures(halved):
 
 
 def test_each_rung_of_each_run(halved):
-    frame = figures_scale.halving_table(grid.load(halved)).data.set_index(
-        "run"
-    )
-    assert list(frame) == ["at step 1", "made"]
-    assert frame["at step 1"].to_dict() == {
+    frame = figures_scale.halving_table(grid.load(halved)).data
+    told = dict(zip(frame["run"], frame["at step 1"], strict=True))
+    assert told == {
         "pocket-qwen lr=0.001": "75.0%, the first here: goes on",
         "pocket-qwen lr=0.0001": "50.0%, 75.0% needed (2 here): stopped",
         "pocket-qwen lr=0.0005 (clone from step 1)": "-",
@@ -91,11 +76,8 @@ def test_each_rung_of_each_run(halved):
 
 def test_every_start_has_a_row(tmp_path):
     folder = written(tmp_path, 1e-3, graded("+"), graded("+"))
-    start = {
-        "time": "2026-01-02T03:04:05+0000",
-        "host": "<b>host</b>",
-        "threads": 2,
-    }
+    assert figures_scale.starts_table(grid.load(tmp_path)).data.empty
+    start = {"time": "2026-01-02T03:04:05+0000", "host": "<b>h", "threads": 2}
     starts = [
         {**start, "process": 7, "step": 0},
         {**start, "process": 81234, "step": 3},
@@ -106,76 +88,18 @@ def test_every_start_has_a_row(tmp_path):
     assert list(styled.data["process"]) == ["7", "81234"]
     assert list(styled.data["from step"]) == [0, 3]
     assert set(styled.data["at"]) == {"03:04:05"}
-    assert "<b>host" not in styled.to_html()
+    assert "<b>h" not in styled.to_html()
 
 
-def test_a_grid_that_never_started_has_no_starts(tmp_path):
-    written(tmp_path, 1e-3, graded("+"), graded("+"))
-    assert figures_scale.starts_table(grid.load(tmp_path)).data.empty
+def test_the_timeline_has_a_line_for_each_run_that_was_told():
+    class Live:
+        seen = {"a": [], "b": [(10.0, 1), (10.5, 2)]}
 
-
-class Handle:
-    """What a notebook gives for an output that can be replaced."""
-
-    def __init__(self):
-        self.pages = []
-
-    def update(self, page):
-        self.pages.append(page.data)
-
-
-@pytest.fixture
-def live(monkeypatch):
-    handle = Handle()
-    monkeypatch.setattr(figures, "display", lambda *args, **kwargs: handle)
-    settings = [RunSettings("m", 1e-3), RunSettings("m", 1e-4)]
-    return figures.LiveTable(settings, FIVE_PART), settings, handle.pages
-
-
-def row(step, **changes) -> dict:
-    names = ["reward", "frac_reward_zero_std", "clipped_ratio", *PARTS]
-    values = {**dict.fromkeys(names, 0.25), "step": step, "seconds": 1.0}
-    return {**values, **changes}
-
-
-def test_a_clone_gets_a_row_of_the_live_table(live):
-    """It is made in a terminal, while the notebook looks on."""
-    table, settings, pages = live
-    table.update(settings[0], 2, 2, row(2))
-    clone = row(2)
-    del clone[PARTS[1]]  # it may be paid by some of the rewards only
-    table.update(RunSettings("m", 5e-4), 2, 2, clone)
-    assert "m lr=0.0005 (clone)" in pages[-1]
-    assert pages[-1].count("2/2") == 2
-    assert ">-<" in pages[-1] and "nan" not in pages[-1]
-    assert list(table.seen) == ["m lr=0.001", "m lr=0.0001",
-                                "m lr=0.0005 (clone)"]  # fmt: skip
-
-
-def test_at_the_end_the_live_table_says_who_was_stopped(live, tmp_path):
-    """Its last step too, however soon it came after the one before."""
-    table, settings, pages = live
-    for step in (1, 2, 3):
-        table.update(settings[0], step, 24, row(step))
-    ran = grid.Run("m", settings[0], tmp_path, "stopped", "by halving")
-    other = grid.Run("o", RunSettings("o", 1e-3), tmp_path, "failed")
-    table.end(grid.Grid(tmp_path, (ran, other)))
-    assert "3/24" in pages[-1] and ">stopped<" in pages[-1]
-    assert "failed" not in pages[-1] and pages[-1].count("waits") == 1
-
-
-def test_the_timeline_has_a_line_for_each_run_that_was_told(live):
-    table, settings, _ = live
-    table.made -= 10
-    for step in (1, 2):
-        table.update(settings[1], step, 2, row(step))
-    figure = figures_scale.timeline(table, rungs=[1])
+    figure = figures_scale.timeline(Live(), rungs=[1])
     [line, rung] = figure.axes[0].lines
-    assert list(line.get_ydata()) == [1, 2]
-    assert all(10 <= second < 11 for second in line.get_xdata())
+    assert line.get_xydata().tolist() == [[10.0, 1], [10.5, 2]]
     assert list(rung.get_ydata()) == [1, 1]
-    [legend] = figure.legends
-    assert [t.get_text() for t in legend.get_texts()] == ["m lr=0.0001"]
+    assert [t.get_text() for t in figure.legends[0].get_texts()] == ["b"]
     assert not plt.get_fignums()
 
 
@@ -203,12 +127,76 @@ def test_plans_in_hours(seconds, hours):
 
 @pytest.mark.parametrize("name", profiles.SCALE_OUT)
 def test_rows_of_the_lesson_on_many_workers(name):
-    row = profiles.SCALE_OUT[name]
-    search = profiles.PROFILES[name]
+    row, search = profiles.SCALE_OUT[name], profiles.PROFILES[name]
     assert (row.grid, row.data) == (search.grid, search.data)
     settings = row.settings()
     assert len(settings) == 4
-    steps = {one.steps(row.train_rows) for one in settings}
-    assert len(steps) == 1
-    rungs = grid.Halving(steps.pop() // 4).rungs(settings[0].max_steps)
+    [steps] = {one.steps(row.train_rows) for one in settings}
+    rungs = grid.Halving(steps // 4).rungs(settings[0].max_steps)
     assert len(rungs) == 2
+
+
+# --- A population -----------------------------------------------------------
+
+
+def lineage_of(*rows) -> pd.DataFrame:
+    """Rows of generation, step, rank, member, parent, born, accuracy."""
+    names = ["generation", "step", "rank", "member", "parent", "born"]
+    frame = pd.DataFrame(rows, columns=[*names, "accuracy"])
+    frame["parent"] = frame["parent"].astype("Int64")
+    frame["change"] = ["lr x1.2" if b else "" for b in frame["born"]]
+    frame["learning_rate"], frame["beta"] = 1e-3, 1e-3
+    frame["low"], frame["high"] = frame["accuracy"] - 0.1, frame["accuracy"]
+    frame["mean_reward"] = 1.0
+    frame["completions"] = 96 * frame["step"]
+    return frame
+
+
+FAMILY = lineage_of(
+    (0, 5, 1, 0, None, 0, 0.4),
+    (0, 5, 2, 1, None, 0, 0.3),
+    (1, 10, 1, 2, 0, 1, 0.8),
+    (1, 10, 2, 0, None, 0, 0.6),
+)
+
+
+def test_the_lineage_says_where_each_member_came_from():
+    text = figures_scale.lineage_table(FAMILY).to_html()
+    assert text.count("the base model") == 2
+    assert "copy of 0, lr x1.2" in text and "itself" in text
+    assert "80% [70, 80]" in text
+
+
+def test_a_copy_is_joined_to_its_parent():
+    figure = figures_scale.lineage_figure(FAMILY, base=0.25)
+    [axis] = figure.axes
+    dashed = [line for line in axis.lines if line.get_linestyle() == "--"]
+    assert len(dashed) == 1
+    (start, _), (before, after) = dashed[0].get_xdata(), dashed[0].get_ydata()
+    assert (start, before, after) == (5, 0.4, 0.8)
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert labels[0] == "base model" and len(labels) == 4
+
+
+def test_a_budget_begins_at_the_base_and_shows_the_best():
+    figure = figures_scale.budget_figure({"a": FAMILY, "b": FAMILY}, base=0.25)
+    first = figure.axes[0].lines[0]
+    assert first.get_xydata().tolist() == [[0, 0.25], [480, 0.4], [960, 0.8]]
+
+
+def test_every_member_has_its_curve():
+    metrics = pd.DataFrame(
+        [[1, 0, 0.1], [1, 1, 0.2], [2, 0, 0.3], [2, 2, 0.4]],
+        columns=["step", "member", "reward"],
+    ).assign(frac_reward_zero_std=0.0, clipped_ratio=0.0)
+    figure = figures_scale.population_curves(metrics)
+    assert [len(axis.lines) for axis in figure.axes] == [3, 3, 3]
+    assert len({line.get_color() for line in figure.axes[0].lines}) == 3
+
+
+def test_the_status_of_an_experiment_fits_a_line():
+    now = {"status": "running", "reason": "", "doing": "", "step": 3}
+    text = figures_scale.status_table(now | {"steps": 0}).to_html()
+    assert "running" in text and "3 of ?" in text
+    now |= {"steps": 8, "doing": "training member 1", "reward": 0.5}
+    assert "3 of 8" in figures_scale.status_table(now).to_html()

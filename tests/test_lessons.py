@@ -1,10 +1,12 @@
 """The lessons, run to their end as a reader would, most of them cut short."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import nbformat
 import pandas as pd
@@ -25,173 +27,106 @@ What it learns is asked of its committed results and of whole runs, see
 """
 
 
-def run_lesson(name: str, output: Path, *options: str):
-    """Run a lite lesson headless; returns the finished process."""
+def finished(
+    output: Path, code: int = 0, cores=None, profile="pocket", **parameters
+):
+    """A lite lesson, run headless on a CPU.
+
+    Args:
+        output: a new directory, named as the lesson is.
+        code: the exit code that is expected.
+        cores: how many it may use; on one a grid starts no processes.
+        profile, parameters: as the lesson takes them.
+    """
+    name = output.name
     command = [sys.executable, "-m", "grpo_lab.runner"]
     command += [str(ROOT / "lite" / f"{name}.ipynb"), "--output", str(output)]
-    return subprocess.run(
-        [*command, *options], capture_output=True, text=True, cwd=output.parent
+    for pair in {"PROFILE": profile, **parameters}.items():
+        command += ["-p", *map(str, pair)]
+    few = sorted(os.sched_getaffinity(0))[:cores] if cores else []
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        cwd=output.parent,
+        preexec_fn=(lambda: os.sched_setaffinity(0, few)) if few else None,
+    )
+    assert done.returncode == code, done.stdout[-3000:] + done.stderr[-3000:]
+    cells = nbformat.read(output / f"{name}.ipynb", as_version=4).cells
+    cells = [cell for cell in cells if cell.cell_type == "code"]
+    outputs = [out for cell in cells for out in cell.outputs]
+    return SimpleNamespace(
+        output=output,
+        results=read_json(output / "run" / "results.json"),
+        cells=cells,
+        outputs=outputs,
+        printed="".join(out.get("text", "") for out in outputs),
+        told=done.stdout + done.stderr,
     )
 
 
-def finished(name: str, output: Path, *options: str):
-    """Results and notebook of a lite lesson that ran to its end on a CPU."""
-    done = run_lesson(name, output, "-p", "PROFILE", "pocket", *options)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    results = json.loads((output / "run" / "results.json").read_text())
-    return results, nbformat.read(output / f"{name}.ipynb", as_version=4)
+def read_json(path: Path):
+    return json.loads(path.read_text())
 
 
-def committed_results(name: str) -> dict:
-    """What the run wrote whose outputs stand in the built lesson."""
-    return json.loads((ROOT / "lite/results" / f"{name}.json").read_text())
+def shows(lesson, pictures: int) -> list[str]:
+    """Check that nothing went wrong before a reader's eyes.
+
+    Returns:
+        The HTML of the tables.
+    """
+    assert all(cell.execution_count for cell in lesson.cells)
+    assert not any(out.output_type == "error" for out in lesson.outputs)
+    assert not any(out.get("name") == "stderr" for out in lesson.outputs)
+    data = [out.get("data", {}) for out in lesson.outputs]
+    assert sum("image/png" in one for one in data) == pictures
+    pages = [one["text/html"] for one in data if "text/html" in one]
+    return [page for page in pages if "<table" in page]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return tmp_path_factory.mktemp("lessons")
 
 
 @pytest.mark.parametrize("name", CLAIMS)
 def test_the_committed_lesson_is_true(name):
-    CLAIMS[name](committed_results(name))
+    CLAIMS[name](read_json(ROOT / "lite/results" / f"{name}.json"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CLAIMS)
 def test_the_whole_lesson_is_true(name, tmp_path):
-    results, _ = finished(name, tmp_path / name)
-    CLAIMS[name](results)
+    CLAIMS[name](finished(tmp_path / name).results)
 
 
-def outputs_of(notebook) -> list:
-    """Everything that the code cells of a notebook have put out."""
-    return [
-        out
-        for cell in notebook.cells
-        if cell.cell_type == "code"
-        for out in cell.outputs
-    ]
-
-
-def typed(values: dict[str, str]) -> list[str]:
-    """Parameters as they are typed behind the name of a lesson."""
-    return [word for item in values.items() for word in ("-p", *item)]
+# --- 01 Rewards -------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def grid_search(tmp_path_factory):
-    """The grid-search lesson, each run cut down to two steps."""
-    output = tmp_path_factory.mktemp("lessons") / "03"
-    small = SHORT | {"MAX_STEPS": "2", "TRAIN_ROWS": "16"}
-    done = run_lesson(
-        "03_grid_search", output, "-p", "PROFILE", "pocket", *typed(small)
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return output, done.stdout
-
-
-def test_target_is_measured_on_held_out_questions(grid_search):
-    """As many as were asked for, all different, none trained on."""
-    output, _ = grid_search
-    folders = list((output / "run" / "grid" / "runs").iterdir())
-    assert len(folders) == 4
-    for folder in folders:
-        answers = json.loads((folder / "evaluation.json").read_text())
-        asked = {answer["question"] for answer in answers["answers"]}
-        assert len(asked) == 20
-        settings = json.loads((folder / "settings.json").read_text())
-        assert settings["grid"]["eval_rows"] == len(answers["answers"])
-
-
-def test_executed_lesson_shows_what_it_promises(grid_search):
-    """Curves as pictures, tables as HTML, no error, no machine path."""
-    output, _ = grid_search
-    notebook = nbformat.read(next(output.glob("*.ipynb")), as_version=4)
-    outputs = outputs_of(notebook)
-    kinds = [out.output_type for out in outputs]
-    assert "error" not in kinds
-    pictures = [out for out in outputs if "image/png" in out.get("data", {})]
-    tables = [
-        out
-        for out in outputs
-        if "<table" in "".join(out.get("data", {}).get("text/html", ""))
-    ]
-    assert len(pictures) == 3
-    assert len(tables) >= 8
-
-
-def test_runner_tells_where_everything_is(grid_search):
-    """The end of `make demo`: leaderboard, notebook, HTML, TensorBoard."""
-    _, printed = grid_search
-    for word in ("pocket-qwen", ".ipynb", ".html", "ensor"):
-        assert word in printed
-
-
-def test_a_failed_run_is_told_and_the_lesson_fails(tmp_path):
-    """The other runs go on, the leaderboard stands, the exit is not 0."""
-    broken = tmp_path / "broken"
-    shutil.copytree(WEIGHTS_DIR / "pocket-llama", broken)
-    (broken / "model.safetensors").write_bytes(b"cut short")
-    small = {"MAX_STEPS": "1", "TRAIN_ROWS": "16", "EVAL_ROWS": "8"}
-    small |= {"COMPLETIONS_PER_STEP": "16", "MICRO_BATCH": "16"}
-    small |= {"MODELS": f"pocket-qwen,{broken}", "LEARNING_RATES": "1e-3"}
-    output = tmp_path / "03"
-    done = run_lesson(
-        "03_grid_search", output, "-p", "PROFILE", "pocket", *typed(small)
-    )
-    assert done.returncode == 1, done.stdout[-3000:] + done.stderr[-3000:]
-    results = json.loads((output / "run" / "results.json").read_text())
-    by_name = {run["name"]: run for run in results["runs"]}
-    assert by_name["pocket-qwen lr=0.001"]["status"] == "done"
-    assert by_name["broken lr=0.001"]["status"] == "failed"
-    assert len(results["leaderboard"]) == 1
-    assert "broken lr=0.001" in done.stdout + done.stderr
-
-
-@pytest.mark.slow
-def test_the_grid_lesson_on_workers(tmp_path):
-    """With ENGINE = "ray": on a cluster of its own, on this machine."""
-    small = {"MAX_STEPS": "2", "EVAL_ROWS": "10", "ENGINE": "ray"}
-    small |= {"MODELS": "pocket-qwen", "CPUS": "2"}
-    output = tmp_path / "03"
-    done = run_lesson(
-        "03_grid_search", output, "-p", "PROFILE", "pocket", *typed(small)
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    logs = list((output / "run" / "grid" / "runs").glob("*/worker.log"))
-    assert len(logs) == 2
-    for log in logs:
-        [start] = json.loads(log.with_name("environment.json").read_text())
-        assert start["threads"] == 2
-
-
-@pytest.fixture(scope="module")
-def rewards_lesson(tmp_path_factory):
-    """The lesson on rewards, in the full profile: no GPU is asked for."""
-    output = tmp_path_factory.mktemp("lessons") / "01"
-    done = run_lesson("01_rewards", output, "-p", "PROFILE", "full")
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    results = json.loads((output / "run" / "results.json").read_text())
-    notebook = nbformat.read(output / "01_rewards.ipynb", as_version=4)
-    return results, notebook
+def rewards_lesson(place):
+    """In the full profile: no GPU is asked for."""
+    return finished(place / "01_rewards", profile="full")
 
 
 def test_rewards_lesson_agrees_with_trl(rewards_lesson):
     """To 1e-6: advantages, loss and gradient, for the same numbers."""
-    results, _ = rewards_lesson
-    differences = results["difference_from_trl"]
+    differences = rewards_lesson.results["difference_from_trl"]
     assert set(differences) == {"advantages", "loss", "gradient"}
     assert all(0 <= gap < 1e-6 for gap in differences.values())
 
 
 def test_rewards_lesson_says_what_its_numbers_say(rewards_lesson):
     """Each claim of the prose on advantages, loss and learning."""
-    results, _ = rewards_lesson
+    results = rewards_lesson.results
     assert list(results["rewards"].values()) == [4.0, 3.5, 2.0, 0.0]
     advantages = results["advantages"]
     assert sum(advantages.values()) == pytest.approx(0, abs=1e-6)
     assert min(advantages, key=advantages.get) == "right, no tags"
     assert advantages["right, no tags"] < 5 * advantages["wrong, well tagged"]
     first, unsure, even, turned = results["losses"]
-    assert (first["loss"], even["loss"]) == pytest.approx(
-        (-0.226, 0), abs=1e-3
-    )
+    losses = (first["loss"], even["loss"])
+    assert losses == pytest.approx((-0.226, 0), abs=1e-3)
     assert unsure == {**first, "case": unsure["case"]}
     assert turned["loss"] > 0.1
     assert all(row["size of the gradient"] > 0.1 for row in results["losses"])
@@ -203,24 +138,17 @@ def test_rewards_lesson_says_what_its_numbers_say(rewards_lesson):
 
 def test_rewards_lesson_is_fair_to_both_sets(rewards_lesson):
     """Each claim of the prose below the figure."""
-    results, _ = rewards_lesson
+    results = rewards_lesson.results
     ours, published = (
         {row["completion"]: row[name] for row in results["totals"]}
         for name in ("ours", "as published")
     )
-    honest = "honest, two lines"
-    empty = "empty reasoning"
+    honest, empty = "honest, two lines", "empty reasoning"
     assert published[empty] == published["honest, one line"] == 3.5
     assert ours[empty] == ours["honest, one line"] == ours[honest] == 4.0
-    assert (
-        published[honest]
-        == 3.0
-        == max(
-            paid
-            for name, paid in published.items()
-            if published[empty] != paid
-        )
-    )
+    assert published[honest] == 3.0
+    others = (score for score in published.values() if score != 3.5)
+    assert max(others) == 3.0
     for name in ("swapped tags", "unclosed reasoning", "bare number"):
         assert published[honest] - 0.51 < published[name] < published[honest]
         assert ours[name] < 0.5
@@ -230,11 +158,6 @@ def test_rewards_lesson_is_fair_to_both_sets(rewards_lesson):
     assert ours["answer stuffing"] == published["answer stuffing"] == 2.75
     assert published["very long tail"] < 0 and ours["very long tail"] == 3.0
     assert max(ours.values()) == ours[honest]
-
-
-def test_rewards_lesson_judges_rewards(rewards_lesson):
-    """What the reader is told that `check_reward` finds."""
-    results, _ = rewards_lesson
     assert results["failed_checks"] == {
         "sloppy": ["not for wrong", "not for swapped", "not for a hedge"],
         "as published": [],
@@ -242,130 +165,145 @@ def test_rewards_lesson_judges_rewards(rewards_lesson):
     }
 
 
-def test_rewards_lesson_ran_and_shows_its_figure(rewards_lesson):
-    _, notebook = rewards_lesson
-    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    assert all(cell.execution_count for cell in code)
-    outputs = outputs_of(notebook)
-    kinds = [set(out.get("data", {})) for out in outputs]
-    assert sum("image/png" in kind for kind in kinds) == 1
-    assert sum("text/html" in kind for kind in kinds) == 6
-    assert not any(out.get("name") == "stderr" for out in outputs)
+def test_rewards_lesson_shows_its_figure(rewards_lesson):
+    assert len(shows(rewards_lesson, pictures=1)) == 6
 
 
-@pytest.fixture(scope="module")
-def first_run(tmp_path_factory):
-    """The first run, cut down to two steps."""
-    output = tmp_path_factory.mktemp("lessons") / "02"
-    small = SHORT | {"MAX_STEPS": "2", "SHORT_STEPS": "2", "TRAIN_ROWS": "32"}
-    results, notebook = finished("02_first_grpo_run", output, *typed(small))
-    return output, results, notebook
+# --- 02 First run -----------------------------------------------------------
+
+TWO_STEPS = SHORT | {"MAX_STEPS": 2, "SHORT_STEPS": 2, "TRAIN_ROWS": 32}
 
 
-def test_the_first_run_is_judged_by_its_saved_answers(first_run):
-    output, results, _ = first_run
+def test_the_first_run(place):
+    """Faults are shown, saved answers are the judgement, nothing is pushed."""
+    lesson = finished(place / "02_first_grpo_run", **TWO_STEPS)
+    results = lesson.results
     assert results["before"]["questions"] == results["after"]["questions"]
-    saved = json.loads((output / "run/run/evaluation.json").read_text())
-    right = sum(answer["correct"] for answer in saved["answers"])
-    assert right / len(saved["answers"]) == results["after"]["accuracy"]
-
-
-def test_the_first_run_shows_its_faults(first_run):
-    """Those of "what to watch out for" that need no learning."""
-    _, results, _ = first_run
-    assert set(results["refusals"]) == {"TRL", "grpo_lab", "rewards"}
-    assert "at least 2" in results["refusals"]["TRL"]
-    assert "other columns are: none" in results["refusals"]["rewards"]
+    saved = read_json(lesson.output / "run/run/evaluation.json")["answers"]
+    right = sum(answer["correct"] for answer in saved)
+    assert right / len(saved) == results["after"]["accuracy"]
+    refusals = results["refusals"]
+    assert set(refusals) == {"TRL", "grpo_lab", "rewards"}
+    assert "at least 2" in refusals["TRL"]
+    assert "other columns are: none" in refusals["rewards"]
     assert results["faults"]["cookbook pair"] == []
     assert "rewards right answers" in results["faults"]["paid for effort"]
-
-
-def test_the_first_run_shows_what_it_promises(first_run):
-    """Two figures, no error, nothing pushed, few trainable parameters."""
-    _, _, notebook = first_run
-    outputs = outputs_of(notebook)
-    kinds = [set(out.get("data", {})) for out in outputs]
-    assert sum("image/png" in kind for kind in kinds) == 2
-    printed = "".join(out.get("text", "") for out in outputs)
-    assert "trainable params: 108,544" in printed
-    assert "Nothing was pushed." in printed
+    shows(lesson, pictures=2)
+    assert "trainable params: 108,544" in lesson.printed
+    assert "Nothing was pushed." in lesson.printed
 
 
 def test_the_published_values_can_be_run(tmp_path):
     """Two steps of them: other settings, and the lesson still holds."""
-    small = {"SETTINGS": "published", "MAX_STEPS": "2", "SHORT_STEPS": "2"}
-    small |= SHORT | {"TRAIN_ROWS": "32"}
-    # number golds and their own prompt: the lesson's tags stay
-    small |= {"DATA": "pocket"}
-    output = tmp_path / "02"
-    done = run_lesson(
-        "02_first_grpo_run", output, "-p", "PROFILE", "pocket", *typed(small)
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    results = json.loads((output / "run" / "results.json").read_text())
-    used = results["settings"]
+    # Numbers as answers and their own prompt: the lesson's tags stay.
+    values = TWO_STEPS | {"SETTINGS": "published", "DATA": "pocket"}
+    lesson = finished(tmp_path / "02_first_grpo_run", **values)
+    used = lesson.results["settings"]
     assert (used["learning_rate"], used["lora_dropout"]) == (1e-5, 0.1)
     assert used["target_modules"] == ["q_proj", "v_proj"]
     assert (used["load_in_4bit"], used["num_generations"]) == (False, 4)
-    assert results["target"] == []
-    notebook = nbformat.read(next(output.glob("*.ipynb")), as_version=4)
-    printed = [out.get("text", "") for out in outputs_of(notebook)]
-    assert any("between <think> and" in text for text in printed)
+    assert lesson.results["target"] == []
+    assert "between <think> and" in lesson.printed
+
+
+# --- 03 Grid search ---------------------------------------------------------
+
+
+def test_the_grid_search(place):
+    """Held-out questions, all different; figures; where everything is."""
+    small = SHORT | {"MAX_STEPS": 2, "TRAIN_ROWS": 16}
+    lesson = finished(place / "03_grid_search", **small)
+    folders = list((lesson.output / "run" / "grid" / "runs").iterdir())
+    assert len(folders) == 4
+    for folder in folders:
+        answers = read_json(folder / "evaluation.json")["answers"]
+        assert len({answer["question"] for answer in answers}) == 20
+        settings = read_json(folder / "settings.json")
+        assert settings["grid"]["eval_rows"] == len(answers)
+    assert len(shows(lesson, pictures=3)) >= 8
+    # The end of `make demo`: leaderboard, notebook, HTML, TensorBoard.
+    for word in ("pocket-qwen", ".ipynb", ".html", "ensor"):
+        assert word in lesson.told
+
+
+def test_a_failed_run_is_told_and_the_lesson_fails(tmp_path):
+    """The other runs go on, the leaderboard stands, the exit is not 0."""
+    broken = tmp_path / "broken"
+    shutil.copytree(WEIGHTS_DIR / "pocket-llama", broken)
+    (broken / "model.safetensors").write_bytes(b"cut short")
+    small = SHORT | {"MAX_STEPS": 1, "TRAIN_ROWS": 16, "EVAL_ROWS": 8}
+    small |= {"MODELS": f"pocket-qwen,{broken}", "LEARNING_RATES": "1e-3"}
+    lesson = finished(tmp_path / "03_grid_search", 1, cores=1, **small)
+    runs = lesson.results["runs"]
+    assert {run["name"]: run["status"] for run in runs} == {
+        "pocket-qwen lr=0.001": "done",
+        "broken lr=0.001": "failed",
+    }
+    assert len(lesson.results["leaderboard"]) == 1
+    assert "broken lr=0.001" in lesson.told
+
+
+@pytest.mark.slow
+def test_the_grid_lesson_on_workers(tmp_path):
+    """With ENGINE = "ray": on a cluster of its own, on this machine."""
+    small = {"MAX_STEPS": 2, "EVAL_ROWS": 10, "ENGINE": "ray"}
+    small |= {"MODELS": "pocket-qwen", "CPUS": 2}
+    lesson = finished(tmp_path / "03_grid_search", **small)
+    logs = list((lesson.output / "run/grid/runs").glob("*/worker.log"))
+    assert len(logs) == 2
+    for log in logs:
+        [start] = read_json(log.with_name("environment.json"))
+        assert start["threads"] == 2
+
+
+# --- 04 Evolve and deploy ---------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def evolved(tmp_path_factory):
+def evolved(place):
     """The arena lesson with short evolutions, server included."""
-    output = tmp_path_factory.mktemp("lessons") / "04"
-    small = {"MAX_STEPS": "384", "EVO_STEPS": "1"}
-    small |= {"FITNESS_ROWS": "20", "TEST_ROWS": "20"}
-    results, notebook = finished("04_evolve_and_deploy", output, *typed(small))
-    return output, results, notebook
+    small = {"MAX_STEPS": 384, "EVO_STEPS": 1}
+    small |= {"FITNESS_ROWS": 20, "TEST_ROWS": 20}
+    return finished(place / "04_evolve_and_deploy", **small)
 
 
 def test_a_population_evolves(evolved):
     """Two members, three evolutions, and the best one is judged."""
-    _, results, _ = evolved
+    results = evolved.results
     rows = results["lineage"]
-    assert {row["generation"] for row in rows} == {0, 1, 2, 3}
     for generation in range(4):
         now = [row for row in rows if row["generation"] == generation]
         assert len(now) == 2 and {row["rank"] for row in now} == {1, 2}
+    assert len(rows) == 8
     assert sum(row["parent"] is not None for row in rows) >= 3
     best = results["checkpoints"][0]
     first = results["results"]["gsm8k-grpo-v1"]
     assert first["questions"] == 20 and best["name"] == first["best"]
     assert best["accuracy"] == max(row["accuracy"] for row in rows)
-
-
-def test_the_verdict_is_that_of_the_answers(evolved):
-    """Evolution against control, on questions that selected nothing."""
-    output, results, notebook = evolved
-    pair = results["evolution_minus_control"]
-    folder = output / "run" / "arena" / "experiments"
-    marks = []
-    for name in ("gsm8k-grpo-v1", "gsm8k-grpo-v1-control"):
-        file = folder / name / "test" / "best.json"
-        answers = json.loads(file.read_text())["answers"]
-        marks.append([answer["correct"] for answer in answers])
-    evolution, control = marks
-    gained = sum(a > b for a, b in zip(evolution, control, strict=True))
-    lost = sum(a < b for a, b in zip(evolution, control, strict=True))
-    assert (pair["gained"], pair["lost"]) == (gained, lost)
-    printed = "".join(out.get("text", "") for out in outputs_of(notebook))
-    assert f"{gained} to {lost}" in printed.replace("\n", " ")
-
-
-def test_what_was_stopped_was_gone_on_with(evolved):
-    _, results, _ = evolved
-    """On a very fast machine it may have ended before it could be stopped."""
+    # On a very fast machine it may have ended before it could be stopped.
     stopped = results["stopped"]
     assert stopped is None or stopped["status"] in ("stopped", "done")
 
 
+def test_the_verdict_is_that_of_the_answers(evolved):
+    """Evolution against control, on questions that selected nothing."""
+    pair = evolved.results["evolution_minus_control"]
+    folder = evolved.output / "run" / "arena" / "experiments"
+    evolution, control = (
+        [one["correct"] for one in read_json(file)["answers"]]
+        for file in (
+            folder / "gsm8k-grpo-v1" / "test" / "best.json",
+            folder / "gsm8k-grpo-v1-control" / "test" / "best.json",
+        )
+    )
+    gained = sum(a > b for a, b in zip(evolution, control, strict=True))
+    lost = sum(a < b for a, b in zip(evolution, control, strict=True))
+    assert (pair["gained"], pair["lost"]) == (gained, lost)
+    assert f"{gained} to {lost}" in evolved.printed.replace("\n", " ")
+
+
 def test_the_mistakes_are_refused_with_the_remedy(evolved):
-    _, results, _ = evolved
-    told = results["refusals"]
+    told = evolved.results["refusals"]
     assert "algorithm.group_size" in told["a group of one"]
     assert "algorithm.beta" in told["a misspelt key"]
     assert "create_dataset" in told["no such dataset"]
@@ -374,110 +312,90 @@ def test_the_mistakes_are_refused_with_the_remedy(evolved):
 
 
 def test_the_deployed_policy_answered_and_nothing_runs(evolved):
-    output, results, _ = evolved
-    assert results["answer"]
-    assert [one["status"] for one in results["deployments"]] == ["down"]
-    left = [
-        process.pid
-        for process in psutil.process_iter()
-        if str(output) in " ".join(_command(process))
-    ]
-    assert left == []
+    """A streamed answer is one text; three figures; the server is gone."""
+    answer = evolved.results["answer"]
+    assert answer
+    deployments = evolved.results["deployments"]
+    assert [one["status"] for one in deployments] == ["down"]
+    assert left_by(evolved) == []
+    shows(evolved, pictures=3)
+    texts = [out.get("text", "") for out in evolved.outputs]
+    assert sum(answer in text for text in texts) == 2
 
 
-def _command(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline()
-    except psutil.Error:
-        return []
+def left_by(lesson) -> list[int]:
+    """Processes that name the lesson's directory or work in its parent."""
+    left = []
+    for process in psutil.process_iter():
+        try:
+            words, here = " ".join(process.cmdline()), process.cwd()
+        except psutil.Error:
+            continue
+        if str(lesson.output) in words or here == str(lesson.output.parent):
+            left.append(process.pid)
+    return left
 
 
-def test_the_arena_lesson_shows_what_it_promises(evolved):
-    """Three figures, a streamed answer as one text, no error, no warning."""
-    _, results, notebook = evolved
-    outputs = outputs_of(notebook)
-    kinds = [set(out.get("data", {})) for out in outputs]
-    assert sum("image/png" in kind for kind in kinds) == 3
-    assert not any(out.get("name") == "stderr" for out in outputs)
-    texts = [out.get("text", "") for out in outputs]
-    assert sum(results["answer"] in text for text in texts) == 2
-
+# --- 05 Scale out -----------------------------------------------------------
 
 STEPS = 8
 """Of each run of the lesson on many workers; a third of the profile's."""
 
 
 @pytest.fixture(scope="module")
-def scaled_out(tmp_path_factory):
+def scaled_out(place):
     """The lesson on many workers, on a cluster pretended on this machine."""
-    output = tmp_path_factory.mktemp("lessons") / "05"
-    small = SHORT | {"MAX_STEPS": str(STEPS)}
-    results, notebook = finished("05_scale_out", output, *typed(small))
-    return output, results, notebook
+    return finished(place / "05_scale_out", **SHORT, MAX_STEPS=STEPS)
 
 
 def test_a_worker_was_killed_and_nothing_was_lost(scaled_out):
     """Its run was started twice, and ended as it does in one process."""
-    output, results, _ = scaled_out
+    results, runs = scaled_out.results, scaled_out.output / "run/grid/runs"
     [victim] = results["killed"]
-    folder = output / "run" / "grid" / "runs" / victim["run"]
-    starts = json.loads((folder / "environment.json").read_text())
+    starts = read_json(runs / victim["run"] / "environment.json")
     assert len(starts) == 2
     assert starts[1]["step"] >= victim["steps"] - 1
     assert len({start["process"] for start in starts}) == 2
     assert {start["threads"] for start in starts} == {1}
-    assert results["same_as_here"] == {
-        "metrics": True,
-        "adapter": True,
-        "answers": True,
-    }
+    same = {"metrics": True, "adapter": True, "answers": True}
+    assert results["same_as_here"] == same
     assert {run["status"] for run in results["runs"]} == {"done"}
+    processes = set()
     for run in results["runs"]:
-        file = output / "run" / "grid" / "runs" / run["directory"]
-        rows = pd.read_csv(file / "metrics.csv")
+        rows = pd.read_csv(runs / run["directory"] / "metrics.csv")
         assert list(rows["step"]) == list(range(1, STEPS + 1))
-        others = json.loads((file / "environment.json").read_text())
-        assert len(others) == (2 if run["directory"] == victim["run"] else 1)
-
-
-def test_two_workers_trained_the_grid(scaled_out):
-    """And a third one took the place of the one that was killed."""
-    output, _, _ = scaled_out
-    processes = {
-        start["process"]
-        for file in output.glob("run/grid/runs/*/environment.json")
-        for start in json.loads(file.read_text())
-    }
+        starts = read_json(runs / run["directory"] / "environment.json")
+        assert len(starts) == (2 if run["directory"] == victim["run"] else 1)
+        processes |= {start["process"] for start in starts}
+    # Two workers, and a third took the place of the one that was killed.
     assert 3 <= len(processes) <= 5
 
 
 def test_halving_stopped_runs_and_says_what_it_saved(scaled_out):
-    _, results, _ = scaled_out
+    results = scaled_out.results
     saved, halved = results["savings"], results["halved"]
     own = [run for run in halved["runs"] if run["clone"] is None]
     spent = sum(run["completions"] for run in own)
     assert (spent, 4 * STEPS * 16) == (saved["completions"], saved["of"])
+    assert saved["share"] == pytest.approx(spent / saved["of"])
     assert results["rungs"] == [STEPS // 4, STEPS // 2]
     stopped = [run for run in own if run["status"] == "stopped"]
     assert len(stopped) <= 3
     for run in stopped:
         assert run["completions"] in [16 * at for at in results["rungs"]]
         assert run["reason"].startswith("stopped by halving after step")
-    assert saved["share"] == pytest.approx(spent / saved["of"])
 
 
 def test_the_clone_went_on_with_its_own_rate(scaled_out):
-    output, results, _ = scaled_out
-    [clone] = [run for run in results["halved"]["runs"] if run["clone"]]
+    halved = scaled_out.results["halved"]
+    [clone] = [run for run in halved["runs"] if run["clone"]]
     assert clone["status"] == "done"
-    runs = output / "run" / "halved" / "runs"
-    parent = json.loads(
-        (runs / clone["clone"]["parent"] / "settings.json").read_text()
-    )["settings"]
+    runs = scaled_out.output / "run" / "halved" / "runs"
+    parent = read_json(runs / clone["clone"]["parent"] / "settings.json")
     rows = pd.read_csv(runs / clone["directory"] / "metrics.csv")
     assert list(rows["step"])[0] == clone["clone"]["step"] + 1
     rate = clone["settings"]["learning_rate"]
-    assert rate != parent["learning_rate"]
+    assert rate != parent["settings"]["learning_rate"]
     steps = clone["settings"]["max_steps"]
     warm = round(clone["settings"]["warmup_share"] * steps)
     left = (steps - rows["step"] + 1) / (steps - warm)
@@ -485,41 +403,20 @@ def test_the_clone_went_on_with_its_own_rate(scaled_out):
 
 
 def test_the_sweep_ran_both_seeds(scaled_out):
-    _, results, _ = scaled_out
-    assert [row["SEED"] for row in results["sweep"]] == [1, 2]
-    assert {row["state"] for row in results["sweep"]} == {"done"}
-    assert all(0 <= row["accuracy"] <= 1 for row in results["sweep"])
+    rows = scaled_out.results["sweep"]
+    assert [row["SEED"] for row in rows] == [1, 2]
+    assert {row["state"] for row in rows} == {"done"}
+    assert all(0 <= row["accuracy"] <= 1 for row in rows)
 
 
 def test_the_lesson_on_many_workers_shows_what_it_promises(scaled_out):
-    """Two timelines, three live tables that filled in, no word of Ray's."""
-    _, _, notebook = scaled_out
-    outputs = outputs_of(notebook)
-    kinds = [set(out.get("data", {})) for out in outputs]
-    assert sum("image/png" in kind for kind in kinds) == 2
-    assert not any(out.get("name") == "stderr" for out in outputs)
-    pages = [out.get("data", {}).get("text/html", "") for out in outputs]
-    live = [page for page in pages if "<progress" in page]
+    """Two timelines, three live tables that filled in, nothing left."""
+    tables = shows(scaled_out, pictures=2)
+    live = [page for page in tables if "<progress" in page]
     assert len(live) == 3
     assert live[0].count(f"{STEPS}/{STEPS}") == 4
-    printed = "".join(out.get("text", "") for out in outputs)
+    printed = scaled_out.printed
     assert "raylet" not in printed and "Traceback" not in printed
     assert "metrics: equal\nadapter: equal\nanswers: equal" in printed
     assert "$ python -m grpo_lab.grid runs list" in printed
-
-
-def test_no_process_of_the_cluster_is_left(scaled_out):
-    output, _, _ = scaled_out
-    left = [
-        process.pid
-        for process in psutil.process_iter()
-        if _directory(process) == str(output.parent)
-    ]
-    assert left == []
-
-
-def _directory(process: psutil.Process) -> str:
-    try:
-        return process.cwd()
-    except psutil.Error:
-        return ""
+    assert left_by(scaled_out) == []

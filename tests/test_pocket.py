@@ -10,6 +10,7 @@ from itertools import islice
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from grpo_lab import models
 from grpo_lab.evaluation import Answer, Evaluation
@@ -40,12 +41,18 @@ def evaluated(step: str) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("kind", problems.WORD_KINDS)
-def test_word_problems_are_solved_rightly(kind):
+def test_word_problems_are_solved_rightly_and_slips_are_right_sums(kind):
+    """A slip's arithmetic holds: only the way of solving is wrong."""
     for problem in many(kind):
         assert problem.kind == kind
-        values = [evaluated(step) for step in problem.steps]
-        assert all(left == right for left, right in values), problem
-        assert int(problem.result) == values[-1][1]
+        for steps, result in (
+            (problem.steps, problem.result),
+            (problem.slip, problem.slip_result),
+        ):
+            values = [evaluated(step) for step in steps]
+            assert all(left == right for left, right in values), problem
+            assert int(result) == values[-1][1]
+        assert problem.slip_result != problem.result
         # A count of things is never negative.
         assert int(problem.result) >= 0, problem
         # Every number of a step stands in the question or in a step before.
@@ -54,16 +61,6 @@ def test_word_problems_are_solved_rightly(kind):
             left, right = step.split(" = ")
             assert set(re.findall(r"\d+", left)) <= set(known), problem
             known.append(right)
-
-
-@pytest.mark.parametrize("kind", problems.WORD_KINDS)
-def test_slips_are_right_sums_for_the_wrong_question(kind):
-    """The arithmetic holds, so that only the way of solving is wrong."""
-    for problem in many(kind):
-        values = [evaluated(step) for step in problem.slip]
-        assert all(left == right for left, right in values), problem
-        assert int(problem.slip_result) == values[-1][1]
-        assert problem.slip_result != problem.result
 
 
 def fraction(text: str) -> Fraction:
@@ -91,59 +88,47 @@ def test_latex_problems_are_solved_rightly(kind):
 
 def test_rows_are_those_of_gsm8k():
     """Read by the rewards as real rows are, with calculator notes."""
-    for kind in problems.WORD_KINDS:
-        for problem in many(kind, 50):
-            row = problem.row()
-            assert list(row) == ["question", "answer"]
-            assert gold_number(row["answer"]) == int(problem.result)
-            *lines, last = row["answer"].split("\n")
-            assert last == f"#### {problem.result}"
-            for line in lines:
-                note = re.fullmatch(r"(.+) = <<(\S+)=(-?\d+)>>(-?\d+)", line)
-                assert note and eval(note[2]) == int(note[3]) == int(note[4])
-            tagged = corpus.write(
-                problem.steps, problem.result, "tagged", "reasoning"
-            )
-            assert is_correct(tagged, row["answer"])
-            slipped = corpus.write(
-                problem.slip, problem.slip_result, "tagged", "reasoning"
-            )
-            assert not is_correct(slipped, row["answer"])
+    for problem in (p for kind in problems.WORD_KINDS for p in many(kind, 50)):
+        row = problem.row()
+        assert list(row) == ["question", "answer"]
+        assert gold_number(row["answer"]) == int(problem.result)
+        *lines, last = row["answer"].split("\n")
+        assert last == f"#### {problem.result}"
+        for line in lines:
+            note = re.fullmatch(r"(.+) = <<(\S+)=(-?\d+)>>(-?\d+)", line)
+            assert note and eval(note[2]) == int(note[3]) == int(note[4])
+        for right, steps, result in (
+            (True, problem.steps, problem.result),
+            (False, problem.slip, problem.slip_result),
+        ):
+            told = corpus.write(steps, result, "tagged", "reasoning")
+            assert is_correct(told, row["answer"]) == right
 
 
 def test_latex_rows_are_those_of_numina():
-    for kind in problems.LATEX_KINDS:
-        for problem in many(kind, 50):
-            row = problem.latex_row()
-            assert list(row) == ["problem", "solution"]
-            assert last_box(row["solution"])[1] == problem.result
+    for problem in (p for kind in problems.LATEX_KINDS for p in many(kind, 9)):
+        row = problem.latex_row()
+        assert list(row) == ["problem", "solution"]
+        assert last_box(row["solution"])[1] == problem.result
 
 
-def test_sides_never_meet():
+def test_sides_never_meet_and_one_question_in_ten_is_held_out():
     train_side = problems.sample(1000, held_out=False, seed=1)
     other_seed = problems.sample(1000, held_out=False, seed=2)
     held_out = problems.sample(400, held_out=True, seed=1)
-    sides = [{p.question for p in side} for side in (train_side, held_out)]
-    assert [len(side) for side in sides] == [1000, 400]
-    assert not sides[0] & sides[1]
-    assert not {p.question for p in other_seed} & sides[1]
+    first, second, evaluated = (
+        {p.question for p in side}
+        for side in (train_side, other_seed, held_out)
+    )
+    assert (len(first), len(evaluated)) == (1000, 400)
+    assert not (first | second) & evaluated
     assert {p.kind for p in held_out} == set(problems.WORD_KINDS)
-
-
-def test_too_many_questions_are_refused():
-    with pytest.raises(ValueError, match="Ask for fewer"):
-        problems.sample(
-            2000,
-            held_out=True,
-            seed=1,
-            kinds={"shift": problems.LATEX_KINDS["shift"]},
-        )
-
-
-def test_one_question_in_ten_is_held_out():
     questions = {p.question for p in islice(problems.stream(5), 5000)}
     share = sum(map(problems.is_held_out, questions)) / len(questions)
     assert 0.08 < share < 0.12
+    shift = {"shift": problems.LATEX_KINDS["shift"]}
+    with pytest.raises(ValueError, match="Ask for fewer"):
+        problems.sample(2000, held_out=True, seed=1, kinds=shift)
 
 
 def test_a_seed_means_the_same_in_every_process():
@@ -181,29 +166,32 @@ def examples():
     return list(islice(corpus.examples(4), 6000))
 
 
-def test_the_corpus_never_shows_a_held_out_question(examples):
-    assert not [e for e in examples if problems.is_held_out(e.question)]
-
-
 def shape(example: corpus.Example) -> str:
     tag = "think" if example.system_prompt == THINK_PROMPT else "reasoning"
     reasoned = f"<{tag}>\n" in example.completion
     answered = "<answer>\n" in example.completion
-    return {
-        (True, True): "tagged",
-        (True, False): "tagged_reasoning",
-        (False, True): "tagged_answer",
-        (False, False): (
-            "plain" if "\nThe answer is" in example.completion else "bare"
-        ),
-    }[reasoned, answered]
+    if reasoned:
+        return "tagged" if answered else "tagged_reasoning"
+    if answered:
+        return "tagged_answer"
+    return "plain" if "\nThe answer is" in example.completion else "bare"
 
 
-def test_the_corpus_has_the_shapes_that_it_says(examples):
+def test_the_corpus_is_what_it_says(examples):
+    """Its shapes, its two tasks, and no held-out question."""
+    assert not [e for e in examples if problems.is_held_out(e.question)]
     assert sum(corpus.SHAPES.values()) == pytest.approx(1)
     found = Counter(map(shape, examples))
     for name, share in corpus.SHAPES.items():
         assert found[name] / len(examples) == pytest.approx(share, abs=0.03)
+    prompts = Counter(example.system_prompt for example in examples)
+    assert set(prompts) == {REASONING_PROMPT, THINK_PROMPT}
+    share = prompts[THINK_PROMPT] / len(examples)
+    assert share == pytest.approx(corpus.LATEX_SHARE, abs=0.03)
+    for example in examples:
+        words = example.system_prompt == REASONING_PROMPT
+        other = "think" if words else "reasoning"
+        assert f"<{other}>" not in example.completion
 
 
 def test_the_corpus_slips_as_often_as_it_says(monkeypatch):
@@ -231,20 +219,6 @@ def test_the_corpus_slips_as_often_as_it_says(monkeypatch):
         assert found == pytest.approx(share, abs=0.06), kind
 
 
-def test_two_tasks_are_told_apart_by_the_system_prompt(examples):
-    prompts = Counter(example.system_prompt for example in examples)
-    assert set(prompts) == {REASONING_PROMPT, THINK_PROMPT}
-    share = prompts[THINK_PROMPT] / len(examples)
-    assert share == pytest.approx(corpus.LATEX_SHARE, abs=0.03)
-    for example in examples:
-        other = (
-            "think"
-            if example.system_prompt == REASONING_PROMPT
-            else ("reasoning")
-        )
-        assert f"<{other}>" not in example.completion
-
-
 def test_drills_are_right_sums():
     for page in islice(corpus.drills(2), 50):
         assert len(page) == corpus.DRILL_LENGTH
@@ -260,30 +234,21 @@ def tokenizer(request):
     return train.build_tokenizer(train.RECIPES[request.param])
 
 
-def test_digits_stand_one_by_one(tokenizer):
+def test_digits_and_tags_are_one_token_each(tokenizer):
     pieces = tokenizer.tokenize("12 + 345 = 357")
     digits = [piece for piece in pieces if any(c.isdigit() for c in piece)]
     assert [d.strip("Ġ") for d in digits] == list("12345357")
-
-
-def test_tags_are_one_token_and_survive_decoding(tokenizer):
     for tag in train.TAGS:
         ids = tokenizer.encode(tag, add_special_tokens=False)
         assert len(ids) == 1, tag
-        assert tokenizer.decode(ids, skip_special_tokens=True) == tag
 
 
-def test_text_comes_back_as_it_went_in(tokenizer, examples):
+def test_text_comes_back_as_it_went_in(tokenizer, examples, tmp_path):
     texts = [example.completion for example in examples[:200]]
     texts += ["  spaces  and\ttabs\n\n", "é ≤ 日本 🙂", "a<b>c</answer>d", ""]
-    for text in texts:
+    for text in [*texts, *train.TAGS]:
         ids = tokenizer.encode(text, add_special_tokens=False)
         assert tokenizer.decode(ids, skip_special_tokens=True) == text
-
-
-def test_it_reads_the_same_after_saving(tokenizer, tmp_path):
-    from transformers import AutoTokenizer
-
     tokenizer.save_pretrained(tmp_path)
     loaded = AutoTokenizer.from_pretrained(tmp_path)
     text = "<answer>\n42\n</answer>"
@@ -301,27 +266,16 @@ def test_only_completions_are_learned(tokenizer):
     assert tokenizer.decode(learned) == (
         example.completion + tokenizer.eos_token
     )
-    prompt = tokenizer.apply_chat_template(
-        messages(example.question, example.system_prompt),
-        tokenize=False,
-        add_generation_prompt=True,
-    )
-    start = labels.index(learned[0])
-    assert tokenizer.decode(ids[:start]) == prompt
     # The policy is later prompted with the very same tokens.
     assert (
-        ids[:start]
+        ids[: labels.index(learned[0])]
         == tokenizer.apply_chat_template(
             messages(example.question, example.system_prompt),
             add_generation_prompt=True,
             return_dict=True,
         )["input_ids"]
     )
-
-
-def test_padding_is_not_learned(tokenizer):
-    recipe = train.RECIPES["pocket-qwen"]
-    batch = next(train.batches(recipe, tokenizer))
+    batch = next(train.batches(train.RECIPES["pocket-qwen"], tokenizer))
     padding = batch["input_ids"] == tokenizer.pad_token_id
     assert padding.any()
     assert (batch["labels"][padding] == -100).all()
@@ -331,18 +285,10 @@ def test_padding_is_not_learned(tokenizer):
 
 def test_training_leaves_a_model_that_loads(tmp_path):
     recipe = train.Recipe(
-        name="small",
-        family="llama",
-        hidden_size=32,
-        num_layers=1,
-        num_heads=2,
-        num_kv_heads=1,
-        intermediate_size=64,
-        seed=1,
-        batch_size=8,
-        steps=8,
-        warmup=2,
-    )
+        name="small", family="llama", hidden_size=32, num_layers=1,
+        num_heads=2, num_kv_heads=1, intermediate_size=64, seed=1,
+        batch_size=8, steps=8, warmup=2,
+    )  # fmt: skip
     record = train.train(recipe, tmp_path)
     assert record["steps_done"] == 8
     assert record["loss"][7] < record["loss"][0]
@@ -389,7 +335,7 @@ def test_weights_in_the_repository(name):
 @pytest.mark.parametrize(
     ("before", "after", "met"),
     [
-        # right and tagged of 40, before and after
+        # right and in the requested format of 40, before and after
         ((10, 10), (20, 30), ["yes", "yes"]),
         ((10, 10), (10, 30), ["yes", "yes"]),
         ((10, 10), (9, 30), ["yes", "no"]),
@@ -397,11 +343,11 @@ def test_weights_in_the_repository(name):
     ],
 )
 def test_the_target_of_the_first_run(before, after, met):
-    def judged(right, tagged):
-        answers = [
-            Answer(str(at), "1", "", at < right, at < tagged, 1, False)
+    def judged(right, in_form):
+        answers = (
+            Answer(str(at), "1", "", at < right, at < in_form, 1, False)
             for at in range(40)
-        ]
+        )
         return Evaluation(tuple(answers), 1.0)
 
     found = target.check_first_run(judged(*before), judged(*after))

@@ -166,7 +166,7 @@ def test_smollm2_writes_the_same_tokens(questions, tmp_path):
 
 @pytest.mark.slow
 def test_a_short_grid_is_faster_than_plain_trl(tmp_path):
-    """A whole grid of 32 steps for each run is in the README."""
+    """A whole grid of 32 steps for each run is in docs/measurements.md."""
     figures = tmp_path / "figures.json"
     subprocess.run(
         [

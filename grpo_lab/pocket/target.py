@@ -6,17 +6,10 @@ from grpo_lab.evaluation import Evaluation, compare
 
 BASE_RANGE = (0.15, 0.65)
 """Accuracy of a base model: able enough to learn, far from done."""
-
 LEAST_GAIN = 0.25
 """Gain of the best run in held-out accuracy, with its interval above 0."""
-
 LEAST_CONTRAST = 0.10
 """How far the worst run stays behind, so that comparing teaches something."""
-
-
-COLUMNS = (
-    "model", "base accuracy", "best gain", "best minus worst run", "met",
-)  # fmt: skip
 
 
 def check(leaderboard: pd.DataFrame) -> pd.DataFrame:
@@ -39,16 +32,10 @@ def check(leaderboard: pd.DataFrame) -> pd.DataFrame:
             and best["gain_low"] > 0
             and contrast >= LEAST_CONTRAST
         )
-        rows.append(
-            {
-                "model": model,
-                "base accuracy": best["before"],
-                "best gain": best["gain"],
-                "best minus worst run": contrast,
-                "met": "yes" if met else "no",
-            }
-        )
-    return pd.DataFrame(rows, columns=COLUMNS)
+        figures = (best["before"], best["gain"], contrast)
+        rows.append((model, *figures, "yes" if met else "no"))
+    columns = ["model", "base accuracy", "best gain", "best minus worst run"]
+    return pd.DataFrame(rows, columns=[*columns, "met"])
 
 
 def check_first_run(base: Evaluation, after: Evaluation) -> pd.DataFrame:
@@ -64,14 +51,9 @@ def check_first_run(base: Evaluation, after: Evaluation) -> pd.DataFrame:
         for what, by in (("form", "format_ok"), ("accuracy", "correct"))
     }
     proven = any(pair.interval[0] > 0 for pair in pairs.values())
-    rows = [
-        {
-            "what": what,
-            "gain": pair.difference,
-            "gain_low": pair.interval[0],
-            "gain_high": pair.interval[1],
-            "met": "yes" if proven and pair.difference >= 0 else "no",
-        }
-        for what, pair in pairs.items()
-    ]
-    return pd.DataFrame(rows)
+    rows = []
+    for what, pair in pairs.items():
+        met = "yes" if proven and pair.difference >= 0 else "no"
+        rows.append((what, pair.difference, *pair.interval, met))
+    columns = ["what", "gain", "gain_low", "gain_high", "met"]
+    return pd.DataFrame(rows, columns=columns)
