@@ -20,7 +20,7 @@ from grpo_lab.pocket import problems
 from grpo_lab.prompts import REASONING_PROMPT, THINK_PROMPT, messages
 from grpo_lab.rows import as_text, read_hub, read_rows, short
 from rewards import gold_number
-from rewards.numbers import last_box
+from rewards.numbers import boxes
 from rewards.symbolic import unusable_golds
 
 
@@ -58,7 +58,7 @@ class Source:
     def has_gold(self, answer: str) -> bool:
         """Whether a reward can read the gold of this answer text."""
         if self.latex:
-            return last_box(answer) is not None
+            return bool(boxes(answer))
         return gold_number(answer) is not None
 
 
