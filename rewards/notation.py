@@ -246,16 +246,9 @@ class Number:
 
 @dataclass(frozen=True)
 class Words:
-    """A name or a choice: 'east', 'E'."""
+    """What means the same only when it says the same: east, E, 12:30."""
 
     words: tuple
-
-
-@dataclass(frozen=True)
-class Literal:
-    """What means the same only when it is written the same: 12:30, 101_2."""
-
-    text: str
 
 
 @dataclass(frozen=True)
@@ -302,6 +295,7 @@ class Inequality:
 _BRACKETS = re.compile(r"\\[{}]|[()\[\]{}]")
 _OPENERS = ("(", "[", "{", r"\{")
 _COMPARES = re.compile(r"\\(?:le|ge|ne|in|approx|equiv)(?![A-Za-z])|[=<>]")
+_UNION = re.compile(r"\\cup(?![A-Za-z])")
 _VARIABLE = (
     r"[A-Za-z](?:_\{?\w+\}?|\^\{-1\})?'*"
     r"(?:\((?:[A-Za-z](?:,\s?[A-Za-z])*|[-+]?[0-9./]+)\))?|[A-Z]{2,4}"
@@ -374,14 +368,14 @@ def _value(text: str) -> Any:
     if words:
         return words
     if r"\dots" in text:
-        return Literal(squeezed(text))
+        return Words((squeezed(text),))
     parts = _split(text, _comma)
     if len(parts) > 1:
         return _several(parts)
-    parts = _split(text, _union)
+    parts = _split(text, _UNION.finditer)
     if len(parts) > 1:
         return _several(parts)
-    pieces = _relation_pieces(text)
+    pieces = _split(text, _COMPARES.finditer, keep=True)
     if len(pieces) > 1:
         return _relation(pieces)
     return _bracketed(text) or _single(text)
@@ -565,7 +559,7 @@ def _interval(opener: str, low: str, high: str, closer: str) -> Bracketed:
 
 def _single(text: str) -> Any:
     if _ONLY_LITERAL.search(text):
-        return _ratio(text) or Literal(squeezed(text))
+        return _ratio(text) or Words((squeezed(text),))
     unit = _UNIT.search(text)
     if unit and _is_unit_after(text[: unit.start()], unit):
         return _value(text[: unit.start()])
@@ -635,13 +629,19 @@ def _check_brackets(text: str) -> None:
 
 
 def _split(
-    text: str, separator: Callable[[str], Iterable[re.Match[str]]]
+    text: str,
+    separator: Callable[[str], Iterable[re.Match[str]]],
+    keep: bool = False,
 ) -> list[str]:
-    """Split `text` where `separator` finds one outside of all brackets."""
+    """Split `text` where `separator` finds one outside of all brackets.
+
+    With `keep`, the separators stand between the parts, as in "x", "<", "3".
+    """
     depths, parts, start = _depths(text), [], 0
     for found in separator(text):
         if depths[found.start()] == 0:
             parts.append(text[start : found.start()])
+            parts += [found[0]] * keep
             start = found.end()
     return [*parts, text[start:]]
 
@@ -653,19 +653,6 @@ def _comma(text: str) -> Iterable[re.Match[str]]:
     if any(depths[comma.start()] == 0 for comma in spaced):
         return spaced
     return re.finditer(",", text)
-
-
-def _union(text: str) -> Iterable[re.Match[str]]:
-    return re.finditer(r"\\cup(?![A-Za-z])", text)
-
-
-def _relation_pieces(text: str) -> list[str]:
-    depths, pieces, start = _depths(text), [], 0
-    for sign in _COMPARES.finditer(text):
-        if depths[sign.start()] == 0:
-            pieces += [text[start : sign.start()], sign[0]]
-            start = sign.end()
-    return [*pieces, text[start:]]
 
 
 def _outer_braces_off(text: str) -> str:
