@@ -183,8 +183,7 @@ def parse_number(text: str) -> Fraction | None:
     >>> [parse_number(text) for text in ("12,34", "3 or 4", "1/0", "2ab", "")]
     [None, None, None, None, None]
 
-    Source: exact fractions after Python's `fractions`; the spellings are those
-    that public graders were reported to misread.
+    Source: exact fractions, as in Python's `fractions`.
     """
     text = text.strip()
     if len(text) > MAX_ANSWER_CHARS:
