@@ -30,17 +30,16 @@ CHARACTERS = {
     ), strict=True)),
 }  # fmt: skip
 _TABLE = str.maketrans(CHARACTERS)
-_INVISIBLE = "\u00ad\u061c\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff"
+_INVISIBLE = re.compile(
+    "[\u00ad\u061c\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]"
+)
+_TYPESET = re.compile(r"[^\x00-\x7f]|[\\~{]")
+_POWER = re.compile("[⁺⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹]+")
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-")
 _GROUP = r"(?:\{,\}|,?\\,|,?\\!\s?|[\u00a0\u2009\u202f])[0-9]{3}"
 _RULES = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
-        (rf"[{_INVISIBLE}]", ""),
-        (
-            "[⁺⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹]+",
-            lambda power: f"^{{{power[0].translate(_SUPERSCRIPTS)}}}",
-        ),
         # a command whose backslash was escaped twice
         (
             r"(?<!\\)\\\\(?=(?:[dt]?frac|sqrt|text|pi|left|right|infty|pm)"
@@ -63,7 +62,6 @@ _RULES = [
         (r"\\[dtc](frac|binom)(?![A-Za-z])", r"\\\1"),
     )
 ]
-_MAY_CHANGE = re.compile(r"[^\x00-\x7f]|[\\^~{]")
 
 
 def plain(text: str) -> str:
@@ -72,9 +70,13 @@ def plain(text: str) -> str:
     >>> plain("½ × 10⁻³"), plain(r"\left(1{,}000\right)")
     ('\\frac{1}{2} \\times  10^{-3}', '(1000)')
     """
-    if not _MAY_CHANGE.search(text):
+    if not text.isascii():
+        text = _INVISIBLE.sub("", text.translate(_TABLE))
+        text = _POWER.sub(
+            lambda power: f"^{{{power[0].translate(_SUPERSCRIPTS)}}}", text
+        )
+    if not _TYPESET.search(text):
         return text
-    text = text.translate(_TABLE)
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
     return text
