@@ -24,7 +24,7 @@ from grpo_lab.errors import LabError, first_line, nearest
 from grpo_lab.pocket import problems
 from grpo_lab.prompts import REASONING_PROMPT, THINK_PROMPT, messages
 from rewards import gold_number
-from rewards.numbers import last_box
+from rewards.numbers import boxes
 from rewards.symbolic import unusable_golds
 
 Row = dict[str, str]
@@ -55,10 +55,9 @@ class Source:
 
     def usable(self, row: Row) -> bool:
         """Whether something is asked, and a reward can read the answer."""
-        read = last_box if self.latex else gold_number
-        return bool(row["question"].strip()) and (
-            read(row["answer"]) is not None
-        )
+        answer = row["answer"]
+        read = boxes(answer) if self.latex else gold_number(answer) is not None
+        return bool(row["question"].strip() and read)
 
 
 SOURCES = {

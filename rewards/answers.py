@@ -248,8 +248,7 @@ def gold_number(gold: Any) -> Fraction | None:
     >>> print(gold_number("no number in here"), gold_number(None))
     None None
 
-    Source: the marker #### of GSM8K (Cobbe et al., 2021, arXiv:2110.14168) and
-    the box of MATH (Hendrycks et al., 2021, arXiv:2103.03874).
+    Source: as for `gold_answer`.
     """
     return _gold_value(gold_answer(gold) or "")
 

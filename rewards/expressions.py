@@ -30,7 +30,6 @@ from rewards.notation import (
     Equation,
     Expression,
     Inequality,
-    Literal,
     Number,
     Several,
     Unreadable,
@@ -182,7 +181,7 @@ def _read_first(text: str) -> Any:
 def _is_plain(value: Any) -> bool:
     if isinstance(value, Several | Bracketed):
         return all(map(_is_plain, value.values))
-    return isinstance(value, Number | Words | Literal)
+    return isinstance(value, Number | Words)
 
 
 def is_readable(gold: str) -> bool:
@@ -221,7 +220,7 @@ def same(gold: Any, answer: Any) -> bool:
         return _same_sets(gold, answer)
     if isinstance(gold, Number):
         return _same_number(gold, answer)
-    if isinstance(gold, Words | Literal):
+    if isinstance(gold, Words):
         return gold == answer
     if isinstance(gold, Bracketed):
         return _same_bracketed(gold, answer)

@@ -19,18 +19,13 @@ All five can be earned at once, 4.0 in all. The form alone never reaches what
 a right answer gets, so a policy gains most by being right; but the form is
 easy to find, and gives an untrained policy something to climb.
 
-Each function scores a batch, as TRL calls it: `completions` is a list of
-strings or of message lists, the columns of the dataset follow by name, and
-the result has one score for each completion.
-
 Where the chat template writes the opening reasoning tag itself, the policy
 never says it. Tell the parts so with the option `prefilled`, the very text
 that the template wrote: every part then reads prefilled + completion.
 
-`reward_set` returns the five parts with weights and options set, and refuses
-weights with which a wrong answer in good form could pay as much as a right
-one. TRL's own `GRPOConfig(reward_weights=[...])` works too, on FIVE_PART and
-on what `reward_set` returns, one factor for each part, but refuses nothing.
+`reward_set` sets weights and options, and refuses weights with which a wrong
+answer in good form could score as much as a right one; TRL's own
+`GRPOConfig(reward_weights=[...])` works too, but refuses nothing.
 
 The idea of five such parts, and their sizes, come from the GRPO demo for
 GSM8K by William Brown (2025), which many tutorials copy.
@@ -91,16 +86,13 @@ def correctness_reward(
     for each completion, and for an unknown policy or prefilled text. What
     could not be graded is reported to the trainer, see `rewards.health`.
 
-    Returns a list with 2.0, 0.0 or None for each completion.
-
     >>> right, bare = "<answer>18.0</answer>", "18"
     >>> correctness_reward([right, bare], answer=["#### 18", "#### 18"])
     [2.0, 0.0]
     >>> correctness_reward([right], answer=["no number in here"])
     [None]
 
-    Source: a part of William Brown's GRPO demo for GSM8K (2025), by value
-    instead of by text.
+    Source: William Brown's GRPO demo for GSM8K (2025).
     """
     golds = gold_column(completions, {"answer": answer, **kwargs})
     turns = read_turns(completions, prefilled)
@@ -120,8 +112,6 @@ def integer_reward(
     is no integer, an integer can't be right and pays nothing; where it is
     one, every right answer counts as one, "(A) 18" and "x ≈ 18" too.
 
-    Returns a list with 0.5 or 0.0 for each completion.
-
     >>> integer_reward(["<answer>18</answer>", "<answer>1/2</answer>", "18"])
     [0.5, 0.0, 0.0]
     >>> integer_reward(["<answer>18</answer>"], answer=["1/2"])
@@ -129,8 +119,7 @@ def integer_reward(
     >>> integer_reward(["<answer>(A) 18</answer>"], answer=["18"])
     [0.5]
 
-    Source: a part of William Brown's GRPO demo for GSM8K (2025), for any way
-    to write an integer.
+    Source: William Brown's GRPO demo for GSM8K (2025).
     """
     golds = gold_column(completions, kwargs, optional=True)
     return [
@@ -149,8 +138,6 @@ def strict_format_reward(
     Inside the blocks any text is free, as long as none of it shares a line
     with a tag; white space, CRLF line ends and a last newline are free.
 
-    Returns a list with 0.5 or 0.0 for each completion.
-
     >>> blocks = "<reasoning>\n9+9\n</reasoning>\n<answer>\n18\n</answer>"
     >>> strict_format_reward([blocks, blocks + "\n", "So: " + blocks])
     [0.5, 0.5, 0.0]
@@ -160,8 +147,7 @@ def strict_format_reward(
     >>> strict_format_reward([cut], prefilled="<reasoning>\n")
     [0.5]
 
-    Source: a part of William Brown's GRPO demo for GSM8K (2025), over any
-    number of lines.
+    Source: William Brown's GRPO demo for GSM8K (2025).
     """
     return [
         STRICT_FORMAT * (_tags_have_lines(text) and not words_outside(text))
@@ -174,17 +160,14 @@ def soft_format_reward(
 ) -> list[float]:
     """Pay 0.5 for the two blocks in order, each tag once, words around free.
 
-    Returns a list with 0.5 or 0.0 for each completion.
-
     >>> blocks = "<reasoning>9+9</reasoning> <answer>18</answer>"
     >>> soft_format_reward([blocks, "So: " + blocks, blocks + blocks])
     [0.5, 0.5, 0.0]
 
-    Source: a part of William Brown's GRPO demo for GSM8K (2025), each tag
-    once, over any number of lines.
+    Source: William Brown's GRPO demo for GSM8K (2025).
     """
     return [
-        SOFT_FORMAT * _has_both_blocks(text)
+        SOFT_FORMAT * (tags_of(text) in _LAYOUTS)
         for text in read_turns(completions, prefilled)
     ]
 
@@ -197,15 +180,12 @@ def tag_count_reward(
     Every character after the last end tag costs 0.001, so that a policy
     learns to stop there; the result never falls below 0.
 
-    Returns a list with a number from 0.0 to 0.5 for each completion.
-
     >>> tag_count_reward(["<reasoning>9+9</reasoning><answer>18</answer>"])
     [0.5]
     >>> tag_count_reward(["9+9 is <answer>18", "<answer>18</answer> I hope"])
     [0.125, 0.244]
 
-    Source: a part of William Brown's GRPO demo for GSM8K (2025), with a floor,
-    and in any layout.
+    Source: William Brown's GRPO demo for GSM8K (2025).
     """
     return [_tag_count(text) for text in read_turns(completions, prefilled)]
 
@@ -330,10 +310,6 @@ def words_outside(text: str) -> str:
     """
     before, _, between, _, after = _TAG.split(text)
     return (before + between + after).strip()
-
-
-def _has_both_blocks(text: str) -> bool:
-    return tags_of(text) in _LAYOUTS
 
 
 def _tags_have_lines(text: str) -> bool:

@@ -21,11 +21,11 @@ from typing import Any
 
 from rewards.numbers import (
     QUANTITY,
-    SAME_CHARACTERS,
     SUM_OF_NAMES,
     is_unit,
     parse_number,
 )
+from rewards.spelling import plain
 
 MAX_CHARS = 1000  # math_verify refuses longer texts too
 MAX_DEPTH = 20  # of brackets and braces in one another
@@ -40,41 +40,23 @@ class Unreadable(ValueError):
 
 # --- From text to tokens -----------------------------------------------------
 
-_CHARACTERS = str.maketrans(
+_SYMBOLS = str.maketrans(
     {
-        **SAME_CHARACTERS,
-        **dict.fromkeys("\u2212\u2010\u2011\u2012\u2013\u2014\uff0d", "-"),
-        **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff", ""),
-        **dict.fromkeys("\u00d7", r"\times "),
-        **dict.fromkeys("\u00b7\u22c5", r"\cdot "),
-        **{digit: f"^{{{i}}}" for i, digit in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")},
-        **{digit: f"_{{{i}}}" for i, digit in enumerate("₀₁₂₃₄₅₆₇₈₉")},
-        **dict.fromkeys("°\u2218\u00ba\u02da", r"^\circ "),
-        "÷": r"\div ",
         "√": r"\sqrt ",
         "∛": r"\sqrt[3] ",
         "⌊": r"\lfloor ",
         "⌋": r"\rfloor ",
         "⌈": r"\lceil ",
         "⌉": r"\rceil ",
-        "π": r"\pi ",
-        "∞": r"\infty ",
         "≤": r"\le ",
         "≥": r"\ge ",
         "≠": r"\ne ",
-        "≈": r"\approx ",
         "∪": r"\cup ",
         "∩": r"\cap ",
         "∈": r"\in ",
         "∅": r"\emptyset ",
         "±": r"\pm ",
         "ℝ": r"\mathbb{R}",
-        "\u2044": "/",
-        "½": r"\frac{1}{2}",
-        "⅓": r"\frac{1}{3}",
-        "⅔": r"\frac{2}{3}",
-        "¼": r"\frac{1}{4}",
-        "¾": r"\frac{3}{4}",
     }
 )
 _FUNCTIONS = (
@@ -87,27 +69,15 @@ _DOLLARS = re.compile(r"\\[()\[\]]|\\?\$")
 _SPELLINGS = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
-        (r"\\(?:left|right)\s*\.(?![0-9])|\\(?:left|right|displaystyle|big|Big"
-         r"|bigg|Bigg|underline|bf|rm|it)(?![A-Za-z])", ""),
-        (r"\\(?:hspace\*?|color)\s*\{[^{}]*\}", " "),
-        # groups of thousands, inside a formula too: "1{,}000\pi"
-        (r"(?<=[0-9])(?:\{,\}|\\,|,?\\!\s?|[\u00a0\u2009\u202f])"
-         r"(?=[0-9]{3}(?![0-9]))", ""),
-        (r"(?<=[0-9]),\\,(?=[0-9]{3}(?![0-9]))", ","),
         (r"\\(?:mathrm|text)\s*\{\s*([ei])\s*\}", r" \1 "),
         (r"\\math(?:it|bf)\s*\{\s*([A-Za-z])\s*\}", r" \1 "),
         (r"\\langle(?![A-Za-z])", "("),
         (r"\\rangle(?![A-Za-z])", ")"),
-        (r"(?<!\\)\\[,;:! ]|\\q?quad(?![A-Za-z])|~", " "),
         (r"(?<!\\)\\$", ""),
         (rf"\\(?:operatorname|mathrm|text)\s*\{{\s*({_FUNCTIONS})\s*\}}",
          r"\\\1 "),
         (r"\\(?:mathrm|mathbf|mathit|textbf|textit|textrm|mbox|operatorname)"
          r"\s*(?=\{)", r"\\text"),
-        # a command whose backslash was escaped twice
-        (r"(?<!\\)\\\\(?=(?:[dt]?frac|sqrt|text|pi|left|right|infty|pm)"
-         r"(?![A-Za-z]))", r"\\"),
-        (r"^\s*\\(?:therefore|implies|Rightarrow)(?![A-Za-z])", ""),
         # a value on each line
         (r"(?<=[0-9A-Za-z)])[ \t]*\n\s*(?=[A-Za-z]\s*=|-?[0-9])", " , "),
         (r"\\text\s*\{\s*(?:[,;]\s*(?:(?:and|or)\s*)?|(?:and|or)\s*)\}"
@@ -120,7 +90,6 @@ _SPELLINGS = [
         (r"_\s*\{\s*\\text\s*\{\s*([0-9]+)\s*\}\s*\}", r"_{\1}"),
         (r"(?<![A-Za-z0-9}])\(([0-9]+)\)\s*_", r"\1_"),
         (r"(?<![A-Za-z}\]])\{([A-Za-z])\}(?=\s*[_^])", r"\1"),
-        (r"\\[dtc](frac|binom)(?![A-Za-z])", r"\\\1"),
         (r"\\binom\s*([0-9A-Za-z])\s*([0-9A-Za-z])", r"\\binom{\1}{\2}"),
         (r"(?:\{|^)([^{}\\]*)\\choose(?![A-Za-z])([^{}\\]*)(?:\}|$)",
          r"\\binom{\1}{\2}"),
@@ -162,9 +131,9 @@ _SPELLINGS = [
 
 
 _SYSTEM = re.compile(
-    r"(\\left\s*\\\{\s*)?\\begin\{(array|cases|aligned)\}(?:\{[lcr]*\})?"
+    r"(\\\{\s*)?\\begin\{(array|cases|aligned)\}(?:\{[lcr]*\})?"
     r"((?:(?!\\text|\\begin)(?:[^&]|&(?=\s*=)))*?)\\end\{\2\}"
-    r"(?:\s*\\right\s*\.)?"
+    r"(?!\s*\\\})"
 )
 _PIECES = re.compile(
     r"\\begin\{cases\}((?:(?!\\begin|\\end\{).)*)\\end\{cases\}", re.DOTALL
@@ -203,7 +172,7 @@ def clean(text: str) -> str:
     >>> clean("x ≥ sqrt(2) or x = −1")
     'x \\ge \\sqrt{2} , x = -1'
     """
-    text = _DOLLARS.sub(" ", text.translate(_CHARACTERS))
+    text = _DOLLARS.sub(" ", plain(text).translate(_SYMBOLS))
     if r"\begin" in text and len(text) <= MAX_CHARS:
         text = _PIECES.sub(_as_pairs, _SYSTEM.sub(_as_list, text))
     text = _outer_braces_off(text.strip(" \n.,:"))
@@ -277,16 +246,9 @@ class Number:
 
 @dataclass(frozen=True)
 class Words:
-    """A name or a choice: 'east', 'E'."""
+    """What means the same only when it says the same: east, E, 12:30."""
 
     words: tuple
-
-
-@dataclass(frozen=True)
-class Literal:
-    """What means the same only when it is written the same: 12:30, 101_2."""
-
-    text: str
 
 
 @dataclass(frozen=True)
@@ -333,6 +295,7 @@ class Inequality:
 _BRACKETS = re.compile(r"\\[{}]|[()\[\]{}]")
 _OPENERS = ("(", "[", "{", r"\{")
 _COMPARES = re.compile(r"\\(?:le|ge|ne|in|approx|equiv)(?![A-Za-z])|[=<>]")
+_UNION = re.compile(r"\\cup(?![A-Za-z])")
 _VARIABLE = (
     r"[A-Za-z](?:_\{?\w+\}?|\^\{-1\})?'*"
     r"(?:\((?:[A-Za-z](?:,\s?[A-Za-z])*|[-+]?[0-9./]+)\))?|[A-Z]{2,4}"
@@ -405,14 +368,14 @@ def _value(text: str) -> Any:
     if words:
         return words
     if r"\dots" in text:
-        return Literal(squeezed(text))
+        return Words((squeezed(text),))
     parts = _split(text, _comma)
     if len(parts) > 1:
         return _several(parts)
-    parts = _split(text, _union)
+    parts = _split(text, _UNION.finditer)
     if len(parts) > 1:
         return _several(parts)
-    pieces = _relation_pieces(text)
+    pieces = _split(text, _COMPARES.finditer, keep=True)
     if len(pieces) > 1:
         return _relation(pieces)
     return _bracketed(text) or _single(text)
@@ -596,7 +559,7 @@ def _interval(opener: str, low: str, high: str, closer: str) -> Bracketed:
 
 def _single(text: str) -> Any:
     if _ONLY_LITERAL.search(text):
-        return _ratio(text) or Literal(squeezed(text))
+        return _ratio(text) or Words((squeezed(text),))
     unit = _UNIT.search(text)
     if unit and _is_unit_after(text[: unit.start()], unit):
         return _value(text[: unit.start()])
@@ -666,13 +629,19 @@ def _check_brackets(text: str) -> None:
 
 
 def _split(
-    text: str, separator: Callable[[str], Iterable[re.Match[str]]]
+    text: str,
+    separator: Callable[[str], Iterable[re.Match[str]]],
+    keep: bool = False,
 ) -> list[str]:
-    """Split `text` where `separator` finds one outside of all brackets."""
+    """Split `text` where `separator` finds one outside of all brackets.
+
+    With `keep`, the separators stand between the parts, as in "x", "<", "3".
+    """
     depths, parts, start = _depths(text), [], 0
     for found in separator(text):
         if depths[found.start()] == 0:
             parts.append(text[start : found.start()])
+            parts += [found[0]] * keep
             start = found.end()
     return [*parts, text[start:]]
 
@@ -684,19 +653,6 @@ def _comma(text: str) -> Iterable[re.Match[str]]:
     if any(depths[comma.start()] == 0 for comma in spaced):
         return spaced
     return re.finditer(",", text)
-
-
-def _union(text: str) -> Iterable[re.Match[str]]:
-    return re.finditer(r"\\cup(?![A-Za-z])", text)
-
-
-def _relation_pieces(text: str) -> list[str]:
-    depths, pieces, start = _depths(text), [], 0
-    for sign in _COMPARES.finditer(text):
-        if depths[sign.start()] == 0:
-            pieces += [text[start : sign.start()], sign[0]]
-            start = sign.end()
-    return [*pieces, text[start:]]
 
 
 def _outer_braces_off(text: str) -> str:

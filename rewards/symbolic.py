@@ -16,7 +16,6 @@ What was once decided is remembered: the completions of a group have one
 gold, and most of them a few answers.
 """
 
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -57,7 +56,6 @@ def make_workers(cpu_seconds: float = CPU_SECONDS) -> Workers:
 _workers = make_workers()
 Pair = tuple[str, str | None]  # a gold and an answer
 _known: dict[Pair, Outcome] = {}  # RIGHT or WRONG
-_lock = threading.Lock()
 
 
 def accuracy_reward(
@@ -163,8 +161,8 @@ def _decide(pairs: set[Pair]) -> dict[Pair, Outcome]:
     The pairs of one gold go to one worker, behind a question about the gold
     alone, so that a gold is parsed once and a bad one blames no answer.
     """
-    with _lock:
-        decided = {pair: _known[pair] for pair in pairs if pair in _known}
+    found = {pair: _known.get(pair) for pair in pairs}  # safe among threads
+    decided = {pair: one for pair, one in found.items() if one is not None}
     left: dict[str, list[str | None]] = {}
     for gold, answer in sorted(pairs - decided.keys(), key=str):
         outcome = _decided_here(gold, answer)
@@ -228,7 +226,6 @@ def _remember(decided: dict[Pair, Outcome]) -> None:
         if outcome in (Outcome.RIGHT, Outcome.WRONG)
         and len(gold) + len(answer or "") < 2 * MAX_CHARS
     }
-    with _lock:
-        if len(_known) + len(kept) > REMEMBERED:
-            _known.clear()
-        _known.update(kept)
+    if len(_known) + len(kept) > REMEMBERED:
+        _known.clear()
+    _known.update(kept)

@@ -14,7 +14,6 @@ from rewards import notation
 from rewards.expressions import judge
 from rewards.notation import (
     Bracketed,
-    Literal,
     Number,
     Several,
     Unreadable,
@@ -71,9 +70,9 @@ def test_a_gold_is_right_against_itself_in_every_setting(gold):
             "[2, 5)",
             Bracketed("[", (Number(Fraction(2)), Number(Fraction(5))), ")"),
         ),
-        ("12:30", Literal("12:30")),
+        ("12:30", Words(("12:30",))),
         ("6:4", Number(Fraction(3, 2))),
-        (r"101_{2}", Literal("101_2")),
+        (r"101_{2}", Words(("101_2",))),
         ("(B)", Words(("b",))),
         (r"0.1\overline{6}", Number(Fraction(1, 6))),
         (r"-2.\overline{3}", Number(Fraction(-7, 3))),

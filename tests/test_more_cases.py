@@ -3,7 +3,7 @@
 `data/more_cases.jsonl` has a completion and a gold on each line, the
 strictest policy that finds the answer right ("never": none does; "no gold":
 the gold can't be read), why a careful teacher says so, and the public report
-that the case is after ("own": none).
+that the case is after ("own": none). tests/test_symbolic.py judges them all.
 """
 
 import collections
@@ -38,13 +38,6 @@ def wanted(right_from):
     return [float(i >= first) for i in range(len(POLICIES))]
 
 
-def paid(case):
-    return [
-        accuracy_reward([case["input"]], [case["gold"]], policy=policy)[0]
-        for policy in POLICIES
-    ]
-
-
 def is_numeric(case):
     return (
         isinstance(case["input"], str)
@@ -53,22 +46,10 @@ def is_numeric(case):
     )
 
 
-@pytest.mark.parametrize("case", CASES, ids=by_id)
-def test_case(case):
-    assert paid(case) == wanted(case["right_from"]), case["why"]
-
-
 @pytest.mark.parametrize("case", list(filter(is_numeric, CASES)), ids=by_id)
 def test_the_numeric_path_says_the_same(case):
     said = [is_correct(case["input"], case["gold"], p) for p in POLICIES]
     assert said == wanted(case["right_from"]), case["why"]
-
-
-def test_all_cases_in_one_batch_are_graded_as_alone():
-    texts = [case["input"] for case in CASES]
-    golds = [case["gold"] for case in CASES]
-    together = accuracy_reward(texts, golds, policy="flexible")
-    assert together == [wanted(case["right_from"])[-1] for case in CASES]
 
 
 @pytest.mark.parametrize(

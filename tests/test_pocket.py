@@ -17,7 +17,7 @@ from grpo_lab.evaluation import Answer, Evaluation
 from grpo_lab.pocket import WEIGHTS_DIR, problems, target
 from grpo_lab.prompts import REASONING_PROMPT, THINK_PROMPT, messages
 from rewards import gold_number, is_correct
-from rewards.numbers import last_box
+from rewards.numbers import box_statement
 from tools import pocket_corpus as corpus
 from tools import pocket_train as train
 
@@ -109,7 +109,7 @@ def test_latex_rows_are_those_of_numina():
     for problem in (p for kind in problems.LATEX_KINDS for p in many(kind, 9)):
         row = problem.latex_row()
         assert list(row) == ["problem", "solution"]
-        assert last_box(row["solution"])[1] == problem.result
+        assert box_statement(row["solution"])[1] == problem.result
 
 
 def test_sides_never_meet_and_one_question_in_ten_is_held_out():
