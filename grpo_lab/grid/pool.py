@@ -22,9 +22,10 @@ import pickle
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe, wait
+from typing import IO, Any
 
 import cloudpickle
 
@@ -36,6 +37,9 @@ RETRIES = 3
 
 LEAVE_SECONDS = 10.0
 """How long a worker may take to clear up after itself."""
+
+READY, LOST = "ready", "lost"
+"""What is heard of a worker, beside its answers."""
 
 PROGRAM = """
 import sys
@@ -56,7 +60,7 @@ class Answer:
         error: what it raised, or `WorkerLost`; else None.
     """
 
-    item: Hashable
+    item: Any
     value: object = None
     error: Exception | None = None
 
@@ -72,14 +76,14 @@ class WorkerLost(LabError):
 class ThisProcess:
     """The pool that runs one item at a time in the process that asks."""
 
-    def __init__(self, context: object) -> None:
+    def __init__(self, context: Any) -> None:
         self.context = context
         self.working: list = []
 
     def __enter__(self) -> "ThisProcess":
         return self
 
-    def __exit__(self, *error) -> None:
+    def __exit__(self, *error: object) -> None:
         self.context.close()
 
     @property
@@ -87,25 +91,18 @@ class ThisProcess:
         """Items that can be submitted now."""
         return 1 - len(self.working)
 
-    def submit(self, item: Hashable) -> None:
+    def submit(self, item: Any) -> None:
         """Take an item; `wait` runs it."""
         self.working = [item]
 
     def wait(self, seconds: float) -> list[Answer]:
         """Run the item that was submitted, however long it takes."""
-        if not self.working:
-            return []
-        [item] = self.working
         try:
-            return [Answer(item, self.context.run(item))]
+            return [Answer(one, self.context.run(one)) for one in self.working]
         except Exception as error:
-            return [Answer(item, error=error)]
+            return [Answer(self.working[0], error=error)]
         finally:
             self.working = []
-
-
-READY, LOST = "ready", "lost"
-"""What is heard of a worker, beside its answers."""
 
 
 class WorkerPool:
@@ -114,45 +111,44 @@ class WorkerPool:
     Args:
         context: pickled once; see `pickled`.
         size: workers.
-        retries: times that an item may lose its worker and be submitted
-            again.
         functions: of the context, by which modules may be meant that the
             workers would not find.
+        retries: times that an item may lose its worker and be submitted
+            again.
 
-    How a worker is hired, given an item, heard and ended is the back end's.
+    How a worker is hired, given an item, heard and ended is the back end's:
+    `_heard` gives the workers of which something was heard, each with what,
+    and `_end` ends one, if it lives, and returns what it said last.
     """
 
     def __init__(
         self,
         context: object,
         size: int,
-        retries: int = RETRIES,
         functions: Sequence[Callable] = (),
+        retries: int = RETRIES,
     ) -> None:
         self.size, self.retries = size, retries
         self.payload = pickled(context, functions)
         self.starting: list = []
         self.idle: list = []
         self.busy: dict = {}
-        self.losses = collections.Counter()
+        self.losses: collections.Counter = collections.Counter()
         self.never_came = 0
 
-    def _hire(self) -> Hashable:
+    def _hire(self) -> Any:
         raise NotImplementedError
 
-    def _give(self, worker: Hashable, item: Hashable) -> None:
+    def _give(self, worker: Any, item: Any) -> None:
         raise NotImplementedError
 
     def _heard(self, seconds: float) -> list[tuple]:
-        """Workers of which something was heard, each with what."""
         raise NotImplementedError
 
-    def _end(self, worker: Hashable) -> str:
-        """End a worker if it lives; what it said last."""
+    def _end(self, worker: Any) -> str:
         raise NotImplementedError
 
     def _dismiss(self) -> None:
-        """Let all workers go."""
         raise NotImplementedError
 
     def __enter__(self) -> "WorkerPool":
@@ -164,8 +160,13 @@ class WorkerPool:
             raise
         return self
 
-    def __exit__(self, *error) -> None:
+    def __exit__(self, *error: object) -> None:
         self._dismiss()
+
+    @property
+    def workers(self) -> list:
+        """All of them."""
+        return [*self.starting, *self.idle, *self.busy]
 
     @property
     def free(self) -> int:
@@ -177,7 +178,7 @@ class WorkerPool:
         """The items that workers are at."""
         return list(self.busy.values())
 
-    def submit(self, item: Hashable) -> None:
+    def submit(self, item: Any) -> None:
         """Give an item to a worker."""
         worker = self.idle.pop(0)
         self.busy[worker] = item
@@ -193,28 +194,26 @@ class WorkerPool:
         for worker, message in self._heard(seconds):
             if message == LOST:
                 answers += self._replace(worker)
-            elif message == READY:
+                continue
+            if message == READY:
                 self.never_came = 0
                 self.starting.remove(worker)
-                self.idle.append(worker)
             else:
                 answers.append(Answer(self.busy.pop(worker), *message))
-                self.idle.append(worker)
+            self.idle.append(worker)
         return answers
 
-    def _replace(self, worker: Hashable) -> list[Answer]:
+    def _replace(self, worker: Any) -> list[Answer]:
         words = self._end(worker)
-        if worker in self.starting:
+        item = self.busy.pop(worker, None)
+        if worker in self.idle:
+            self.idle.remove(worker)
+        elif item is None:
             self.starting.remove(worker)
             self._refuse_to_wait(words)
-        elif worker in self.idle:
-            self.idle.remove(worker)
         self.starting.append(self._hire())
-        item = self.busy.pop(worker, None)
-        if item is None:
-            return []
         self.losses[item] += 1
-        if self.losses[item] <= self.retries:
+        if item is None or self.losses[item] <= self.retries:
             return []
         return [Answer(item, error=WorkerLost(self.losses[item]))]
 
@@ -229,6 +228,9 @@ class WorkerPool:
                 "'import grpo_lab.grid'` works on each machine, then run this "
                 "again: what was finished is kept."
             )
+
+
+Pool = ThisProcess | WorkerPool
 
 
 def pickled(context: object, functions: Sequence[Callable]) -> bytes:
@@ -264,46 +266,43 @@ class _Worker:
 
     process: subprocess.Popen
     connection: Connection
-    output: tempfile.TemporaryFile
+    output: IO[bytes]
 
 
 class LocalPool(WorkerPool):
-    """Processes of this machine.
+    """Processes of this machine, of one thread each.
 
     They are programs of their own, so that a program without a guard for
     `__main__`, a notebook and a daemon can have them. Ctrl-C and the end of a
     kernel do not reach them; they end when the process that hired them has
     closed its connection or is gone, in the middle of a step if need be.
-
-    Args:
-        threads: CPU threads of each worker.
     """
 
-    def __init__(self, *values, threads: int = 1, **options) -> None:
-        super().__init__(*values, **options)
-        self.threads = threads
+    def __enter__(self) -> "LocalPool":
         self.own = contextlib.ExitStack()
-        self.file = self.own.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
+        self.file = self._temporary_file()
         self.file.write(self.payload)
         self.file.flush()
+        super().__enter__()
+        return self
+
+    def _temporary_file(self) -> IO[bytes]:
+        return self.own.enter_context(tempfile.TemporaryFile())
 
     def _hire(self) -> _Worker:
         ours, theirs = Pipe()
-        passed = theirs.fileno(), self.file.fileno()
+        control, context = passed = theirs.fileno(), self.file.fileno()
+        path, output = [str(one) for one in sys.path], self._temporary_file()
         program = PROGRAM.format(
-            path=[str(one) for one in sys.path],
-            control=passed[0],
-            context=passed[1],
-            threads=self.threads,
+            path=path, control=control, context=context, threads=1
         )
-        output = self.own.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
         process = subprocess.Popen(
             # -P: else a file such as `datasets.py` of the working directory
             # would stand in for the library of that name.
             [sys.executable, "-P", "-c", program],
             env={"CUDA_VISIBLE_DEVICES": "0"}
             | os.environ
-            | {"OMP_NUM_THREADS": str(self.threads)},
+            | {"OMP_NUM_THREADS": "1"},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -313,30 +312,23 @@ class LocalPool(WorkerPool):
         theirs.close()
         return _Worker(process, ours, output)
 
-    def _give(self, worker: _Worker, item: Hashable) -> None:
+    def _give(self, worker: _Worker, item: Any) -> None:
         with contextlib.suppress(OSError):  # it is gone: that is heard next
             worker.connection.send(item)
 
     def _heard(self, seconds: float) -> list[tuple]:
-        workers = {
-            one.connection: one
-            for one in (*self.starting, *self.idle, *self.busy)
-        }
-        found = [workers[one] for one in wait([*workers], seconds)]
-        # A process that a dead worker has left may hold its connection.
-        found += [
-            one
-            for one in workers.values()
-            if one not in found and one.process.poll() is not None
+        spoke = wait([one.connection for one in self.workers], seconds)
+        return [
+            (one, self._message(one))
+            for one in self.workers
+            # A process that a dead worker has left may hold its connection.
+            if one.connection in spoke or one.process.poll() is not None
         ]
-        return [(one, self._message(one)) for one in found]
 
     def _message(self, worker: _Worker) -> object:
-        try:
+        with contextlib.suppress(EOFError, OSError):
             if worker.connection.poll():
                 return worker.connection.recv()
-        except (EOFError, OSError):
-            pass
         return LOST
 
     def _end(self, worker: _Worker) -> str:
@@ -348,11 +340,11 @@ class LocalPool(WorkerPool):
         return next((line for line in reversed(lines) if line.strip()), "")
 
     def _dismiss(self) -> None:
-        for one in (*self.starting, *self.idle, *self.busy):
+        for one in self.workers:
             one.connection.close()
         for one in self.idle:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 one.process.wait(LEAVE_SECONDS)
-        for one in (*self.starting, *self.idle, *self.busy):
+        for one in self.workers:
             self._end(one)
         self.own.close()
