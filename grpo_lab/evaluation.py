@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from datasets import Dataset
@@ -239,7 +240,10 @@ def evaluate_snapshots(
         An evaluation for each step, that of the base model at step 0 first.
     """
     values = (tokenizer, rows, max_new_tokens, batch_size)
-    judging = {"grader": grader, "optimizations": optimizations}
+    judging: dict[str, Any] = {
+        "grader": grader,
+        "optimizations": optimizations,
+    }
     found = {0: evaluate(base, *values, **judging)}
     for step, folder in snapshots.items():
         policy = PeftModel.from_pretrained(base, folder)

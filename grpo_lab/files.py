@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import filelock
 
@@ -44,7 +45,7 @@ def write_json(path: Path, value: object) -> None:
     write_whole(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
 
 
-def read_json(path: Path) -> dict | None:
+def read_json(path: Path) -> Any:
     """What `write_json` wrote; None if there is no such file.
 
     Raises:
@@ -147,8 +148,8 @@ def read_metrics(path: Path) -> list[dict]:
         return []
     with Path(path).open(newline="") as file:
         lines = [line for line in file if line.endswith("\n")]
-    rows = [
+    return [
         {name: float(v) if v else None for name, v in row.items()}
+        | {"step": int(float(row["step"]))}
         for row in csv.DictReader(lines)
     ]
-    return [{**row, "step": int(row["step"])} for row in rows]

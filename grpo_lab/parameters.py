@@ -15,7 +15,7 @@ import contextlib
 import difflib
 import json
 from collections.abc import Iterable, Mapping
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import (
     BeforeValidator,
@@ -30,7 +30,7 @@ from grpo_lab.errors import LabError
 INJECTED_CELL = "# Parameters"  # papermill's first line
 
 
-def check(namespace: Mapping[str, object]) -> dict[str, object]:
+def check(namespace: Mapping[str, Any]) -> dict[str, object]:
     """Check the parameters of the lesson that is running.
 
     Call it as `check(globals())` in the cell after the parameters cell.
@@ -179,7 +179,7 @@ def _switch(value: object) -> object:
     return words.get(value.lower()) if isinstance(value, str) else value
 
 
-_SCALARS = {
+_SCALARS: dict[str, Any] = {
     "str": StrictStr,
     "int": Annotated[int, BeforeValidator(_number)],
     "float": Annotated[
@@ -188,9 +188,11 @@ _SCALARS = {
     "bool": Annotated[StrictBool, BeforeValidator(_switch)],
 }
 
-KINDS = {name: TypeAdapter(kind) for name, kind in _SCALARS.items()} | {
+KINDS: dict[str, TypeAdapter] = {
+    name: TypeAdapter(kind) for name, kind in _SCALARS.items()
+} | {
     f"list[{name}]": TypeAdapter(
-        Annotated[list[_SCALARS[name]], BeforeValidator(_items)]
+        Annotated[list[_SCALARS[name]], BeforeValidator(_items)]  # type: ignore[arg-type, valid-type]
     )
     for name in ("str", "int", "float")
 }

@@ -7,6 +7,7 @@ overrides one value of it. No lesson holds a size of its own.
 import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from grpo_lab.errors import LabError
 from grpo_lab.settings import (  # noqa: F401, some are for other modules
@@ -287,7 +288,7 @@ def _evolution(
     **algorithm: object,
 ) -> dict:
     """A manifest with the published values but for those that are given."""
-    values = {
+    values: dict[str, Any] = {
         "name": "GRPO",
         "batch_size": 6,
         "group_size": 8,

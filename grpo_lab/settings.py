@@ -4,7 +4,7 @@ Ranges and types stand here alone: a lesson, `--set`, `-p` and a manifest all
 end in a `RunSettings`, which refuses what cannot train.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
 from typing import Annotated, Self
 
@@ -17,6 +17,7 @@ from pydantic import (
     model_validator,
 )
 from pydantic.dataclasses import dataclass
+from pydantic.fields import FieldInfo
 
 from grpo_lab.errors import LabError
 from grpo_lab.speed.optimizations import (
@@ -103,41 +104,45 @@ class RunSettings:
 
     model: str
     learning_rate: Number = Field(gt=0, lt=1)
-    num_generations: Whole = Field(8, ge=2, le=1_000_000)
-    completions_per_step: Whole = Field(16, ge=2, le=10_000_000)
-    micro_batch: Whole = Field(16, ge=1, le=10_000_000)
-    max_steps: Whole = Field(0, ge=0, le=10_000_000)
-    num_epochs: Number = Field(1.0, ge=0.001, le=1_000)
-    max_completion_length: Whole = Field(256, ge=1, le=1_000_000)
-    temperature: Number = Field(1.0, ge=0.01, le=10)
-    top_p: Number = Field(1.0, ge=0.01, le=1)
-    top_k: Whole = Field(0, ge=0, le=1_000_000)
-    beta: Number = Field(0.0, ge=0, le=10)
-    lora_r: Whole = Field(16, ge=1, le=4096)
-    lora_alpha: Whole = Field(32, ge=1, le=65536)
-    lora_dropout: Number = Field(0.0, ge=0, le=0.99)
-    target_modules: tuple[Name, ...] = Field(ATTENTION_QV, min_length=1)
+    num_generations: Whole = Field(default=8, ge=2, le=1_000_000)
+    completions_per_step: Whole = Field(default=16, ge=2, le=10_000_000)
+    micro_batch: Whole = Field(default=16, ge=1, le=10_000_000)
+    max_steps: Whole = Field(default=0, ge=0, le=10_000_000)
+    num_epochs: Number = Field(default=1.0, ge=0.001, le=1_000)
+    max_completion_length: Whole = Field(default=256, ge=1, le=1_000_000)
+    temperature: Number = Field(default=1.0, ge=0.01, le=10)
+    top_p: Number = Field(default=1.0, ge=0.01, le=1)
+    top_k: Whole = Field(default=0, ge=0, le=1_000_000)
+    beta: Number = Field(default=0.0, ge=0, le=10)
+    lora_r: Whole = Field(default=16, ge=1, le=4096)
+    lora_alpha: Whole = Field(default=32, ge=1, le=65536)
+    lora_dropout: Number = Field(default=0.0, ge=0, le=0.99)
+    target_modules: tuple[Name, ...] = Field(
+        default=ATTENTION_QV, min_length=1
+    )
     load_in_4bit: StrictBool = True
     lr_scheduler: str = "linear"
-    warmup_share: Number = Field(0.1, ge=0, le=1)
-    weight_decay: Number = Field(0.1, ge=0, le=10)
-    max_grad_norm: Number = Field(0.1, ge=0, le=1_000_000)
-    adam_beta1: Number = Field(0.9, ge=0, lt=1)
-    adam_beta2: Number = Field(0.99, ge=0, lt=1)
+    warmup_share: Number = Field(default=0.1, ge=0, le=1)
+    weight_decay: Number = Field(default=0.1, ge=0, le=10)
+    max_grad_norm: Number = Field(default=0.1, ge=0, le=1_000_000)
+    adam_beta1: Number = Field(default=0.9, ge=0, lt=1)
+    adam_beta2: Number = Field(default=0.99, ge=0, lt=1)
     optimizer: str = "adamw_torch"
     gradient_checkpointing: StrictBool = False
-    save_steps: Whole = Field(1, ge=1, le=10_000_000)
-    max_failed_share: Number = Field(0.5, ge=0, le=1)
-    seed: Whole = Field(42, ge=0, le=2**32 - 1)
+    save_steps: Whole = Field(default=1, ge=1, le=10_000_000)
+    max_failed_share: Number = Field(default=0.5, ge=0, le=1)
+    seed: Whole = Field(default=42, ge=0, le=2**32 - 1)
     optimizations: tuple[str, ...] = tuple(OPTIMIZATIONS)
 
     @model_validator(mode="wrap")
     @classmethod
-    def _in_our_words(cls, values: object, validate: object) -> Self:
+    def _in_our_words(
+        cls, values: object, validate: Callable[[object], Self]
+    ) -> Self:
         try:
             return validate(values)
         except ValidationError as error:
-            raise LabError(_explained(error.errors()[0])) from None
+            raise LabError(_explained({**error.errors()[0]})) from None
 
     @model_validator(mode="after")
     def _refuse_bad_combinations(self) -> Self:
@@ -205,10 +210,13 @@ class RunSettings:
         return {**asdict(self), **lists}
 
 
+_FIELDS: dict[str, FieldInfo] = vars(RunSettings)["__pydantic_fields__"]
+
+
 def _limits(name: str) -> dict[str, float]:
     """The limits of a setting: those of `ge`, `gt`, `le` and `lt` it has."""
     found = {}
-    for rule in RunSettings.__pydantic_fields__[name].metadata:
+    for rule in _FIELDS[name].metadata:
         for kind in ("ge", "gt", "le", "lt"):
             if hasattr(rule, kind):
                 found[kind] = getattr(rule, kind)
@@ -263,13 +271,13 @@ def _range(name: str) -> str:
 
 
 def _kind(name: str) -> str:
-    kinds = {
+    kinds: dict[object, str] = {
         int: "be a whole number",
         float: "be a finite number",
         bool: "be True or False",
         str: "be a text",
     }
-    annotation = RunSettings.__pydantic_fields__[name].annotation
+    annotation = _FIELDS[name].annotation
     return kinds.get(annotation, "be a list of names")
 
 

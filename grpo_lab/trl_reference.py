@@ -112,6 +112,7 @@ def loss(
             _policy_with(padded), _batch(mask, list(advantages))
         )
     value.backward()
+    assert padded.grad is not None
     gradients = [
         row[:length].tolist()
         for row, length in zip(padded.grad, lengths, strict=True)

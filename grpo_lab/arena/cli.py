@@ -24,6 +24,7 @@ import typing
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from grpo_lab.arena.client import HOME, HOME_VARIABLE, LocalArena
 from grpo_lab.cli import aligned, emit
@@ -418,7 +419,7 @@ def method_options(method: Callable) -> Iterator[tuple[str, dict]]:
             continue
         kinds = {one.annotation, *typing.get_args(one.annotation)}
         kind = next((k for k in (Path, int, float) if k in kinds), str)
-        settings = {"type": kind, "help": said.get(name)}
+        settings: dict[str, Any] = {"type": kind, "help": said.get(name)}
         flag = FLAGS.get(name, f"--{name.replace('_', '-')}")
         if one.default is not one.empty:
             if one.default is True:
@@ -440,7 +441,7 @@ def method_options(method: Callable) -> Iterator[tuple[str, dict]]:
 
 def _spoken(method: Callable) -> str:
     """A docstring that names verbs by what is typed for them."""
-    text = inspect.getdoc(method)
+    text = inspect.getdoc(method) or ""
     for words, verb in VERBS.items():
         text = text.replace(f"`{verb.calls}`", f"`{words}`")
     return text
@@ -557,15 +558,18 @@ def _show(verb: Verb, call: Call, found: object) -> int:
         found = found if isinstance(found, bool) else str(found)
         call.show(found, _cell(found))
         return FAILED if found is False else 0
-    pairs = [word.rpartition("=")[::2] for word in verb.shown.split()]
+    pairs = [
+        (head, key)
+        for head, _, key in (w.rpartition("=") for w in verb.shown.split())
+    ]
     if isinstance(found, dict):
         rows = [(head or k, found[k]) for head, k in pairs if k in found]
         call.show(found, table(rows), verb.following)
         return 0
     # Of the columns those that there are, as of the Hub's data sets.
     pairs = [(h or k, k) for h, k in pairs if not found or k in found[0]]
-    rows = [[one[key] for _, key in pairs] for one in found]
-    call.show(found, table([[head for head, _ in pairs], *rows]))
+    cells = [[one[key] for _, key in pairs] for one in found]
+    call.show(found, table([[head for head, _ in pairs], *cells]))
     if not found:
         say(f"None yet. Next: {call.line(verb.following)}")
     return 0

@@ -283,11 +283,16 @@ class Deployments:
                 refuse_port_in_use(port)
             if before is not None and torch.cuda.is_available():
                 before.stop()
-            values = {"checkpoint": chosen, "server": None}
-            values["agreement"] = self._merge(name, experiment, chosen)
+            agreement = self._merge(name, experiment, chosen)
             if before is not None:
                 before.stop()
-            self.store.put("deployment", name, **values)
+            self.store.put(
+                "deployment",
+                name,
+                checkpoint=chosen,
+                server=None,
+                agreement=agreement,
+            )
             self._serve(name, port)
             for other in self.store.folder("deployment", name).glob("step_*"):
                 if other.name != chosen:
@@ -306,14 +311,14 @@ class Deployments:
         default = self.default_agent()
         for record in self.store.all("deployment"):
             server = self._server(record["name"])
-            well = server is not None and server.healthy()
+            well = server if server and server.healthy() else None
             keys = ("name", "checkpoint", "agreement")
             found.append(
                 {key: record[key] for key in keys}
                 | {
                     "status": "serving" if well else "down",
-                    "url": server.url if well else None,
-                    "pid": server.pid if well else None,
+                    "url": well.url if well else None,
+                    "pid": well.pid if well else None,
                     "default": record["name"] == default,
                 }
             )
@@ -338,8 +343,8 @@ class Deployments:
         with self._holding(deployment_name):
             server = self._server(deployment_name)
             # An arena may have been moved while its server ran.
-            ours = server is not None and server.folder == str(weights)
-            if not (ours and server.healthy()):
+            ours = server if server and server.folder == str(weights) else None
+            if server is None or not (ours and ours.healthy()):
                 if server is not None:
                     server.stop()
                 server = self._serve(deployment_name)

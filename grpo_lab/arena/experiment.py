@@ -18,6 +18,7 @@ import shutil
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import filelock
 
@@ -176,7 +177,7 @@ def chosen_engine(
         values = asdict(cluster_of(options, storage=""))
         del values["storage"]
         return {"engine": engine, **values}
-    others = dict(options)
+    others: dict[str, Any] = dict(options)
     count = others.pop("workers", None)
     places(engine or "process", count, others)
     return {"engine": "process"} | ({"workers": count} if count else {})

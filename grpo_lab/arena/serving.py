@@ -328,6 +328,7 @@ class Agent:
         """
         for _ in self.generate_stream(prompt, max_new_tokens):
             pass
+        assert self.last is not None
         return self.last
 
     def generate_stream(

@@ -277,7 +277,9 @@ class GridWork:
 
     def look(self, working: Sequence[Part]) -> None:
         """Pass on requests to workers elsewhere, and fetch their metrics."""
-        for part in working if self.mirror else ():
+        if self.mirror is None:
+            return
+        for part in working:
             # What a store refuses now it may take at the next look.
             with contextlib.suppress(LabError):
                 self.mirror.exchange(self.directory / part.place)
@@ -293,7 +295,7 @@ class GridWork:
         error = answer.error
         if self.mirror:
             # Of a run that failed its log, if the store has it.
-            with contextlib.suppress(LabError if error else ()):
+            with contextlib.suppress(*[LabError] if error else []):
                 self.mirror.collect(run.directory)
         if error is None or not run.is_open:
             return

@@ -71,7 +71,7 @@ def _sources(function: Callable) -> list[str]:
 
 def _used(function: Callable) -> dict[str, object]:
     """The values outside a function that it, or a part of it, names."""
-    codes, names = [function.__code__], set()
+    codes, names = [function.__code__], set[str]()
     while codes:
         code = codes.pop()
         names.update(code.co_names)

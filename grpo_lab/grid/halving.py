@@ -129,7 +129,8 @@ class Halving(Scheduler):
         if rung is None or not all(run.has_reached(rung) for run in there):
             return False
         came = [r for r in runs if not r.is_exempt and r.has_reached(rung)]
-        found = compare(rung, [run.at_rung(rung) for run in came], self.factor)
+        answers = [answer for r in came if (answer := r.at_rung(rung))]
+        found = compare(rung, answers, self.factor)
         for run, one in zip(came, found, strict=True):
             if run in there:
                 note_rung(run.directory, one)
@@ -145,7 +146,7 @@ class Halving(Scheduler):
         for run in runs:
             step = self.next_rung(run) if run.is_open else None
             answers = run.at_rung(step) if step else None
-            if answers is None:
+            if step is None or answers is None:
                 continue
             rungs = [one for r in runs for one in read_rungs(r.directory)]
             before = [one.accuracy for one in rungs if one.step == step]

@@ -53,6 +53,12 @@ class Run:
         path = self.directory / "metrics.csv"
         return pd.DataFrame(training.read_metrics(path))
 
+    @property
+    def answers(self) -> Evaluation:
+        """`evaluation` of a run that has one."""
+        assert self.evaluation is not None
+        return self.evaluation
+
     @cached_property
     def evaluation(self) -> Evaluation | None:
         """Its answers to the held-out questions; None if never asked.
@@ -114,9 +120,7 @@ class Grid:
     def done(self) -> list[Run]:
         """Finished runs, the best first; see `Evaluation.rank`."""
         finished = [run for run in self.runs if run.status == "done"]
-        return sorted(
-            finished, key=lambda run: run.evaluation.rank, reverse=True
-        )
+        return sorted(finished, key=lambda run: run.answers.rank, reverse=True)
 
     @property
     def stopped(self) -> list[Run]:
@@ -239,7 +243,7 @@ class Grid:
             sum(run.completions for run in one.runs) for one in (self, full)
         )
         ours, theirs = self.best, full.best
-        pair = evaluation.compare(theirs.evaluation, ours.evaluation)
+        pair = evaluation.compare(theirs.answers, ours.answers)
         return {
             "completions": made,
             "of": all_of_it,
@@ -274,7 +278,7 @@ class Grid:
         if len(self.done) == 1:
             return "Only one run finished, so there is nothing to compare."
         best, second = self.done[:2]
-        pair = evaluation.compare(second.evaluation, best.evaluation)
+        pair = evaluation.compare(second.answers, best.answers)
         names = f"{best.name} and {second.name}"
         if pair.p_value >= 1 - evaluation.CONFIDENCE:
             return (

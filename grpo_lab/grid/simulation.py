@@ -58,7 +58,12 @@ def simulate(
         passed, part_steps, stop, score, gone = plans[run][at]
         busy, made, lost = busy + passed, made + part_steps, lost + gone
         at += 1
-        if stop == steps or not is_good(score, scores[stop], halving):
+        lost_rung = (
+            halving is not None
+            and stop != steps
+            and not is_good(score, scores[stop], halving)
+        )
+        if stop == steps or lost_rung:
             run, at, waiting = waiting, 0, waiting + 1
         if run < runs:
             heapq.heappush(events, (now + plans[run][at][0], worker, run, at))

@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import filelock
 import torch
@@ -186,7 +187,7 @@ def hold(
 
 
 def lock(
-    path: Path, patience: float = 0, advice: str = "", **options: bool
+    path: Path, patience: float = 0, advice: str = "", **options: Any
 ) -> AbstractContextManager:
     """Lock a file for this process, and make its directory.
 

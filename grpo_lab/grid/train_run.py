@@ -98,9 +98,9 @@ class Training:
         """A run's base model, loaded if the last one left another."""
         found, self.loaded = self.loaded, None
         wanted = settings.model, settings.load_in_4bit
-        if found and found[0] == wanted:
-            if "one_base" in settings.optimizations:
-                return found[1:]
+        shares = "one_base" in settings.optimizations
+        if found and found[0] == wanted and shares:
+            return found[1:]
         del found  # its memory, before the next one is loaded
         memory.free_memory()
         return models.load_policy(*wanted)
@@ -186,7 +186,6 @@ class GridTraining(Training):
     def fetch(self, part: Part) -> Path:
         """Have a run on this machine; the file that its worker prints to."""
         if self.mirror:
-            self.mirror.forget()
             self.directory = self.mirror.fetch_run(Path(part.place).name)
         return self.directory / part.place / "worker.log"
 

@@ -12,6 +12,7 @@ has kernels that multiply 4-bit weights as they are, nobody has measured it.
 
 import copy
 from collections.abc import Collection
+from typing import Any
 
 import bitsandbytes as bnb
 import torch
@@ -88,9 +89,9 @@ class DequantisedLinear(nn.Module):
             _refuse_other_adapters(source)
         base = source.base_layer if self.has_adapter else source
         # In a list, so that the policy does not become a part of the copy.
-        self.source_and_base = [source, base]
-        self.bias = base.bias
-        self.weight = None
+        self.source_and_base: list[Any] = [source, base]
+        self.bias = self.source_and_base[1].bias
+        self.weight: torch.Tensor | None = None
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -135,7 +136,7 @@ def _copied(
 ) -> tuple[PreTrainedModel, list[DequantisedLinear]]:
     """The model with other linear layers, all else shared with the policy."""
     base = _without_wrapper(policy)
-    sources = {}
+    sources: dict[str, nn.Module] = {}
     for name, module in base.named_modules():
         inside = any(name.startswith(f"{other}.") for other in sources)
         if not inside and isinstance(module, LoraLayer | nn.Linear):
@@ -159,11 +160,12 @@ def _copied(
     return model.eval(), layers
 
 
-def _unpacked(layer: nn.Linear) -> torch.Tensor:
+def _unpacked(layer: Any) -> torch.Tensor:
     """A layer's weights as its forward pass uses them, out x in."""
     if not isinstance(layer, bnb.nn.Linear4bit):
         return layer.weight.data
-    state = layer.weight.quant_state
+    weight: Any = layer.weight
+    state = weight.quant_state
     if getattr(state, "packing_format_for_cpu", False):
         raise LabError(
             "The 4-bit weights of this policy were repacked for inference, "

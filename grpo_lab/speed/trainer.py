@@ -257,7 +257,7 @@ def _zero_loss(model: nn.Module) -> torch.Tensor:
     its moments and its weight decay go on.
     """
     trainable = (p for p in model.parameters() if p.requires_grad)
-    return sum(parameter.sum() for parameter in trainable) * 0.0
+    return torch.stack([one.sum() for one in trainable]).sum() * 0.0
 
 
 class Rollouts:
