@@ -171,7 +171,7 @@ def test_only_what_has_changed_is_sent_and_the_result_last(
     other, there = worker(driver)
     names = noted(other, monkeypatch, "_copy_there")
     other.after(there)
-    assert names == ["result.json"]  # what was fetched isn't sent back
+    assert names == []  # what was fetched isn't sent back
 
 
 def test_what_is_only_of_use_here_stays_here(driver, first):

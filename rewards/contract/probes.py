@@ -118,12 +118,22 @@ def examples_of(rows: Any, most: int) -> tuple[list[Example], tuple[int, int]]:
 
 
 def right(example: Example, form: str) -> Probe:
-    """Return the probe of the right answer in this form."""
+    """Return the probe of the right answer in this form.
+
+    >>> (one,), _ = examples_of([{"answer": "#### 18"}], 1)
+    >>> right(one, "the answer alone").text
+    '18'
+    """
     return Probe("right", form, example, _fill(form, example.answer))
 
 
 def wrong(example: Example, form: str) -> Probe:
-    """Return the probe of a wrong answer in this form."""
+    """Return the probe of a wrong answer in this form.
+
+    >>> (one,), _ = examples_of([{"answer": "#### 18"}], 1)
+    >>> wrong(one, "the answer alone").text
+    '19'
+    """
     return Probe("wrong", form, example, _fill(form, example.wrong[0]))
 
 

@@ -362,6 +362,9 @@ def questions_of(
     """Return the questions of a batch, a text for each completion.
 
     Raises RewardError when there are more or fewer than `expected`.
+
+    >>> questions_of(["9 + 9?"], 1, {})
+    ['9 + 9?']
     """
     names = ("question", "problem")
     name = next((n for n in names if columns.get(n) is not None), "")
