@@ -29,11 +29,35 @@ STARTS = {
     "tiny_qwen": "torch",
     "tiny_llama": "torch",
     "machines": "ray",
+    # tests that start something themselves, by the name of their file
+    "test_arena_client": "process",
+    "test_arena_population": "torch",
+    "test_arena_ray": "ray",
+    "test_arena_serving": "server",
+    "test_check_reward": "process",
+    "test_grid": "torch",
+    "test_grid_control": "torch",
+    "test_grid_faults": "ray",
+    "test_grid_halving": "torch",
+    "test_grid_pool": "process",
+    "test_grid_ray": "ray",
+    "test_grid_storage": "process",
+    "test_grid_workers": "process",
+    "test_lessons": "lesson",
+    "test_models": "torch",
+    "test_offline": "process",
+    "test_real_model": "torch",
+    "test_reward_file": "process",
+    "test_runner": "lesson",
+    "test_speed_gradients": "torch",
+    "test_speed_memory": "torch",
+    "test_speed_rollouts": "torch",
+    "test_sweep": "lesson",
+    "test_symbolic": "process",
+    "test_training": "torch",
+    "test_workers": "process",
 }
-"""What a fixture starts: the mark of a test that uses it.
-
-A module whose tests start something themselves says so in its `pytestmark`.
-"""
+"""The mark of a test, by a fixture that it uses or by its file."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
@@ -44,8 +68,8 @@ def pytest_collection_modifyitems(items):
     need a cluster in the same one.
     """
     for item in items:
-        for fixture in STARTS.keys() & {*item.fixturenames}:
-            item.add_marker(STARTS[fixture])
+        for name in STARTS.keys() & {*item.fixturenames, item.path.stem}:
+            item.add_marker(STARTS[name])
         kinds = {mark.name for mark in item.iter_markers()}
         if not kinds & {"torch", "process", "ray", "server", "lesson"}:
             item.add_marker("check")

@@ -10,7 +10,7 @@ from grpo_lab.speed import optimizations
 from rewards import FIVE_PART
 
 POCKET = ("pocket-qwen", "pocket-llama")
-ROLLOUT_LEVERS = (
+ROLLOUT_OPTIMIZATIONS = (
     ("decode_loop",),
     ("decode_loop", "shared_prefill"),
     ("decode_loop", "finished_rows"),

@@ -80,7 +80,7 @@ def test_golds_of_any_kind(golds):
 @pytest.mark.parametrize(
     "golds",
     ["18", 18, {"18": 1}, {18}, iter([18]), np.array(18), torch.tensor(18)],
-    ids=repr,
+    ids=lambda golds: type(golds).__name__,
 )
 def test_golds_must_be_a_list(golds):
     with pytest.raises(RewardError, match="must be a list with one gold"):

@@ -33,6 +33,7 @@ pytestmark = pytest.mark.numeric
     ids="+".join,
 )
 @pytest.mark.parametrize("model", POCKET)
+@pytest.mark.check
 def test_gradients_are_those_of_trl(model, chosen, questions, tmp_path):
     settings = pocket_settings(model, temperature=0.8)
     trainer = built(settings, questions.train, tmp_path)

@@ -75,7 +75,7 @@ def test_optimizations_that_take_memory_are_left_out_where_there_is_none():
             },
         ),
     ],
-    ids=str,
+    ids=lambda changed: str(sorted(changed)),
 )  # fmt: skip
 def test_optimizations_that_would_do_nothing_are_not_in_force(changed, gone):
     settings = RunSettings("pocket-qwen", 1e-3, **changed)

@@ -7,7 +7,7 @@ import torch
 from speed_helpers import (
     FLOAT32,
     POCKET,
-    ROLLOUT_LEVERS,
+    ROLLOUT_OPTIMIZATIONS,
     assert_same_answers,
     assert_same_scores,
     assert_same_tokens,
@@ -28,8 +28,9 @@ pytestmark = pytest.mark.numeric
 # --- Rollouts ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("chosen", ROLLOUT_LEVERS, ids="+".join)
+@pytest.mark.parametrize("chosen", ROLLOUT_OPTIMIZATIONS, ids="+".join)
 @pytest.mark.parametrize("model", POCKET)
+@pytest.mark.check
 def test_greedy_rollouts_are_those_of_trl(model, chosen, questions, tmp_path):
     trainer = built(
         pocket_settings(model, optimizations=chosen), questions.train, tmp_path
@@ -369,7 +370,7 @@ def test_held_out_answers_are_the_same_with_optimizations(model, questions):
     policy, tokenizer = models.load_policy(model)
     values = (policy, tokenizer, questions.eval, 48, 16)
     plain = evaluation.evaluate(*values)
-    for chosen in ROLLOUT_LEVERS:
+    for chosen in ROLLOUT_OPTIMIZATIONS:
         found = evaluation.evaluate(*values, optimizations=chosen)
         assert_same_answers(found, plain)
     assert len({answer.tokens for answer in plain.answers}) > 1

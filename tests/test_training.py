@@ -557,6 +557,7 @@ def stop_after(step: int):
 SAME = ["reward", "reward_std", "loss", "grad_norm", "entropy", "variety"]
 
 
+@pytest.mark.check
 def test_a_resumed_run_is_bit_identical(
     build, tiny_qwen, tiny_splits, tmp_path
 ):
