@@ -5,6 +5,7 @@ import json
 import math
 
 import pytest
+from conftest import refusal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -430,3 +431,16 @@ def test_the_control_has_the_same_completions_and_no_evolution():
     }
     assert alone.algorithm == manifest.algorithm
     assert load(alone.to_dict()) == alone
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("lora_r: 16", "lora_r: yes", "lora_r is True, but must be a number"),
+        ("lora_r: 16", "lora_r: 16\n    lora_r: 8", "lora_r is given twice"),
+    ],
+)
+def test_what_yaml_would_read_otherwise_is_refused(old, new, words):
+    text = module.manifest_text(EXAMPLE)
+    assert old in text
+    assert words in refusal(load, text.replace(old, new))

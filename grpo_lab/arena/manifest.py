@@ -28,6 +28,8 @@ from pydantic import (
     PrivateAttr,
     StringConstraints,
     ValidationError,
+    ValidationInfo,
+    field_validator,
 )
 
 from grpo_lab.errors import LabError, first_line, nearest
@@ -84,6 +86,15 @@ Layers = Annotated[
 
 class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _refuse_switch(cls, value: object, info: ValidationInfo) -> object:
+        # pydantic would read `yes`, which YAML takes for true, as 1.
+        kind = cls.model_fields[info.field_name or ""].annotation
+        if isinstance(value, bool) and kind is not bool:
+            raise ValueError("a number or a text, and not true or false")
+        return value
 
 
 class Algorithm(_Section):
@@ -268,6 +279,22 @@ KNOWN = (
 # --- Reading ----------------------------------------------------------------
 
 
+class _Loader(yaml.SafeLoader):
+    """Refuses a repeated key, of which PyYAML would take the last one."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict:
+        seen: set[object] = set()
+        for key, _ in node.value:
+            if key.value in seen and isinstance(key.value, str):
+                raise yaml.MarkedYAMLError(
+                    problem=f"{key.value} is given twice in one section; "
+                    "delete one of them",
+                    problem_mark=key.start_mark,
+                )
+            seen.add(key.value if isinstance(key.value, str) else None)
+        return super().construct_mapping(node, deep)
+
+
 def load(source: str | Path | dict) -> Manifest:
     """Read a manifest that can train; see `lint` for bad ideas in it.
 
@@ -284,7 +311,7 @@ def load(source: str | Path | dict) -> Manifest:
     if isinstance(source, str | Path):
         text = manifest_text(source).removeprefix("\ufeff")
         try:
-            data = yaml.safe_load(text)
+            data = yaml.load(text, _Loader)
         # A tag such as !!int before a word raises whatever int() does.
         except (yaml.YAMLError, ValueError) as error:
             reason = " ".join(str(error).split())
@@ -427,6 +454,7 @@ def _fault(error: Any) -> str:
         example = "`python -m grpo_lab.arena manifest example`"
         return f"{path} is missing; {example} shows a whole manifest.{hint}"
     needed = error["msg"].removeprefix("Input should be ")
+    needed = needed.removeprefix("Value error, ")
     if kind in ("model_type", "dict_type"):
         needed = "a section of keys with values"
     return f"{path} is {error['input']!r:.60}, but must be {needed}.{hint}"
