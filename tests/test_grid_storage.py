@@ -8,25 +8,75 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import traceback
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-from object_store import BUCKET, SECRET, serving
+from moto.moto_server.werkzeug_app import (
+    DomainDispatcherApplication,
+    create_backend_app,
+)
+from pyarrow import fs
+from werkzeug.serving import make_server
 
 from grpo_lab.errors import LabError
 from grpo_lab.files import read_json, write_json
 from grpo_lab.grid import storage
 from grpo_lab.grid.storage import Mirror, shown
 
+BUCKET, SECRET = "runs-of-tests", "a-secret-key"
 PARTS = ("adapter.bin", "deep/optimizer.pt", "zzz.json")
+
+
+class ObjectStore:
+    """Moto's S3 server, which refuses requests or waits when it is told.
+
+    Attributes:
+        refuse: whether a request is answered with an error of the server.
+        before: called with the number of each request that changes what is
+            stored, before it is handled.
+        changes: how many of these have come.
+    """
+
+    def __init__(self):
+        self.app = DomainDispatcherApplication(create_backend_app)
+        self.server = make_server("127.0.0.1", 0, self, threaded=True)
+        self.changes = 0
+        self.quiet()
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def quiet(self):
+        self.refuse = lambda: False
+        self.before = lambda number: None
+
+    def __call__(self, environ, start_response):
+        if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
+            self.changes += 1
+            self.before(self.changes)
+        if not self.refuse():
+            return self.app(environ, start_response)
+        start_response("503 Slow Down", [("Content-Type", "text/xml")])
+        return [b"<Error><Code>SlowDown</Code></Error>"]
+
+    @property
+    def uri(self):
+        return (
+            f"s3://key:{SECRET}@{BUCKET}/grids?region=us-east-1&scheme=http"
+            f"&endpoint_override=127.0.0.1:{self.server.server_port}"
+        )
 
 
 @pytest.fixture(scope="module")
 def served():
-    with serving() as store:
-        yield store
+    store = ObjectStore()
+    fs.S3FileSystem(
+        access_key="key", secret_key=SECRET, region="us-east-1",
+        scheme="http", allow_bucket_creation=True,
+        endpoint_override=f"127.0.0.1:{store.server.server_port}",
+    ).create_dir(BUCKET)  # fmt: skip
+    yield store
+    store.server.shutdown()
 
 
 @pytest.fixture
@@ -35,9 +85,16 @@ def s3(served):
     served.quiet()
 
 
+@pytest.fixture(params=["s3", "file"])
+def uri(request, tmp_path):
+    if request.param == "file":
+        return (tmp_path / "the store").as_uri()
+    return request.getfixturevalue("s3").uri
+
+
 @pytest.fixture
-def driver(s3, tmp_path):
-    return Mirror(s3.uri, tmp_path / "grid")
+def driver(uri, tmp_path):
+    return Mirror(uri, tmp_path / "grid")
 
 
 @pytest.fixture
@@ -55,12 +112,6 @@ def worker(mirror):
     return other, other.fetch_run("first") / "runs" / "first"
 
 
-@pytest.fixture
-def first(driver, run):
-    """A worker's mirror, and its copy of the run."""
-    return worker(driver)
-
-
 def write(path, text):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
@@ -69,7 +120,6 @@ def write(path, text):
 
 def train(directory, *steps):
     """What a trainer does: a row, a checkpoint, its mark, two are kept."""
-    directory.mkdir(parents=True, exist_ok=True)
     for step in steps:
         with (directory / "metrics.csv").open("a") as file:
             file.write(f"{step}\n")
@@ -77,7 +127,10 @@ def train(directory, *steps):
         for name in PARTS:
             write(folder / name, f"{step} {name}" * 1000)
         write(folder / "complete", "{}")
-        shutil.rmtree(directory / f"checkpoint-{step - 2}", ignore_errors=True)
+        for old in storage._numbers(
+            storage._CHECKPOINT, os.listdir(directory)
+        )[2:]:
+            shutil.rmtree(directory / f"checkpoint-{old}")
 
 
 def checkpoints(mirror, place):
@@ -101,26 +154,23 @@ def tree(folder):
     }
 
 
-def noted(mirror, monkeypatch, method):
-    """Names of what a mirror copies there or here from now on."""
-    names, copy = [], getattr(mirror, method)
+def sent(mirror, monkeypatch):
+    """Names of what a mirror sends from now on."""
+    names, copy = [], mirror._copy_there
 
-    def noting(*places):
-        copy(*places)
-        [place] = [one for one in places if isinstance(one, str)]
-        names.append(place.removeprefix("runs/first/"))
+    def noted(source, name):
+        copy(source, name)
+        names.append(name.removeprefix("runs/first/").removesuffix(".part"))
 
-    monkeypatch.setattr(mirror, method, noting)
+    monkeypatch.setattr(mirror, "_copy_there", noted)
     return names
 
 
 # --- There and back ----------------------------------------------------------
 
 
-def test_a_run_goes_from_worker_to_worker_and_home(
-    driver, run, first, tmp_path
-):
-    mirror, here = first
+def test_a_run_goes_from_worker_to_worker_and_home(driver, run, tmp_path):
+    mirror, here = worker(driver)
     train(here, 1, 2, 3)
     write(here / "tensorboard" / "events.gz", "not packed at all")
     write(here / "result.json", '{"status": "done"}')
@@ -143,39 +193,57 @@ def test_a_run_goes_from_worker_to_worker_and_home(
         assert not one.root.exists()
 
 
-def test_only_what_has_changed_is_sent_and_the_result_last(
-    driver, run, first, monkeypatch
-):
-    """And two checkpoints stay in the store, whatever a crash had left."""
-    mirror, here = first
+def test_only_what_has_changed_is_sent(driver, run, monkeypatch):
+    mirror, here = worker(driver)
     train(here, 1, 2)
     mirror.after(here)
-    names = noted(mirror, monkeypatch, "_copy_there")
+    names = sent(mirror, monkeypatch)
     mirror.after(here)
     assert names == []
-    mirror._store.delete_file("runs/first/checkpoint-1.complete")
-    train(here, 3, 4)
-    write(here / "result.json", '{"status": "done"}')
+    train(here, 3)
     mirror.after(here)
-    assert names == [
-        "metrics.csv", "checkpoint-4", "checkpoint-3", "result.json",
-    ]  # fmt: skip
-    listed = mirror._list("runs/first")
-    assert sorted(name for name in listed if "checkpoint" in name) == [
-        "checkpoint-3", "checkpoint-3.complete",
-        "checkpoint-4", "checkpoint-4.complete",
-    ]  # fmt: skip
-    fetched = noted(driver, monkeypatch, "_copy_here")
-    driver.collect(run)
-    assert fetched[-1] == "result.json"
+    assert names == ["metrics.csv", "checkpoint-3"]
     other, there = worker(driver)
-    names = noted(other, monkeypatch, "_copy_there")
+    names = sent(other, monkeypatch)
     other.after(there)
     assert names == []  # what was fetched isn't sent back
 
 
-def test_what_is_only_of_use_here_stays_here(driver, first):
-    mirror, here = first
+def test_two_checkpoints_stay_in_the_store(driver, run):
+    mirror, here = worker(driver)
+    for step in range(1, 6):
+        train(here, step)
+        mirror.after(here)
+    listed = mirror._list("runs/first")
+    found = sorted(name for name in listed if "checkpoint" in name)
+    assert found == [
+        "checkpoint-4", "checkpoint-4.complete",
+        "checkpoint-5", "checkpoint-5.complete",
+    ]  # fmt: skip
+
+
+def test_the_result_comes_last(driver, run, monkeypatch):
+    mirror, here = worker(driver)
+    train(here, 1, 2)
+    write(here / "result.json", '{"status": "done"}')
+    names = sent(mirror, monkeypatch)
+    mirror.after(here)
+    assert names == [
+        "metrics.csv", "checkpoint-2", "checkpoint-1", "result.json",
+    ]  # fmt: skip
+    fetched, copy = [], driver._copy_here
+
+    def noted(name, target):
+        fetched.append(name)
+        copy(name, target)
+
+    monkeypatch.setattr(driver, "_copy_here", noted)
+    driver.collect(run)
+    assert fetched[-1] == "runs/first/result.json"
+
+
+def test_what_is_only_of_use_here_stays_here(driver, run):
+    mirror, here = worker(driver)
     own = {
         "run.lock", "metrics.csv.7.part", "snapshots/4.part/adapter.bin",
         "part-checkpoint-9/complete", "checkpoint-8/adapter.bin",
@@ -194,10 +262,8 @@ def test_a_clone_travels_with_its_parent_and_rewards(driver, run):
     assert tree(worker(driver)[1]) == tree(run)
 
 
-def test_requests_and_decisions_go_out_and_metrics_come_back(
-    driver, run, first
-):
-    mirror, here = first
+def test_requests_and_decisions_go_out_and_metrics_come_back(driver, run):
+    mirror, here = worker(driver)
     write(run / "stop", "why")
     write(run / "rungs.json", "[]")
     driver.exchange(run)
@@ -214,34 +280,37 @@ def test_requests_and_decisions_go_out_and_metrics_come_back(
     assert tree(worker(driver)[1])["rungs.json"] == "[]"
 
 
-def test_a_run_that_is_resumed_has_not_finished(driver, run, first, tmp_path):
-    mirror, here = first
+def test_a_run_that_is_resumed_has_not_finished(driver, run):
+    mirror, here = worker(driver)
     write(here / "result.json", '{"status": "done"}')
     mirror.after(here)
     assert driver.has_finished(run)
     # A driver of its own: it knows nothing of what was sent before.
-    other = Mirror(driver.uri, tmp_path / "grid")
-    assert other.has_finished(run)
+    other = Mirror(driver.uri, run.parent.parent)
     other.send_run(run)
     assert not other.has_finished(run)
     assert not (worker(other)[1] / "result.json").exists()
-    # Another grid of that name has a folder of its own.
-    write_json(run / "result.json", {"status": "done"})
-    other.send_run(run)
-    stranger = Mirror(driver.uri, tmp_path / "elsewhere" / "grid")
-    assert other.has_finished(run) and not stranger.has_finished(run)
 
 
-def test_a_callback_sends_each_step_but_none_before_the_first(
-    driver, first, tmp_path
-):
-    mirror, here = first
+def test_a_callback_sends_each_step_but_none_before_the_first(driver, run):
+    from types import SimpleNamespace
+
+    mirror, here = worker(driver)
     callback = mirror.callback(here)
     train(here, 1)
     for step, found in ((0, []), (1, [1])):
         state = SimpleNamespace(global_step=step)
         callback.on_step_begin(None, state, None)
-        assert checkpoints(driver, tmp_path / f"after {step}") == found
+        assert mirror._steps(storage._MARK, "runs/first") == found
+
+
+def test_each_grid_has_a_folder_of_its_own(driver, run, tmp_path):
+    again = Mirror(driver.uri, tmp_path / "grid")
+    other = Mirror(driver.uri, tmp_path / "elsewhere" / "grid")
+    assert again.folder == driver.folder != other.folder
+    write_json(run / "result.json", {"status": "done"})
+    driver.send_run(run)
+    assert again.has_finished(run) and not other.has_finished(run)
 
 
 # --- Crashes -----------------------------------------------------------------
@@ -309,6 +378,7 @@ def test_a_worker_killed_before_any_change(s3, workers, tmp_path):
     for count in range(1, 100, 2):
         driver = Mirror(s3.uri, tmp_path / str(count) / "grid")
         place = tmp_path / str(count) / "first"
+        place.mkdir()
         train(place, 1)
         driver.after(place)
         train(place, 2, 3)
@@ -344,6 +414,7 @@ def test_a_worker_killed_before_any_change(s3, workers, tmp_path):
 @pytest.mark.parametrize("files", [0, 2, 4])
 def test_a_worker_killed_amid_a_checkpoint(driver, workers, tmp_path, files):
     place = tmp_path / "first"
+    place.mkdir()
     train(place, 1)
     driver.after(place)
     train(place, 2)
@@ -353,10 +424,20 @@ def test_a_worker_killed_amid_a_checkpoint(driver, workers, tmp_path, files):
     assert checkpoints(driver, tmp_path / "again") == [1, 2]
 
 
+def test_what_a_crash_left_of_old_checkpoints_goes(driver, run):
+    mirror, here = worker(driver)
+    train(here, 1)
+    mirror.after(here)
+    mirror._store.delete_file("runs/first/checkpoint-1.complete")
+    train(here, 2, 3)
+    mirror.after(here)
+    assert mirror._steps(storage._CHECKPOINT, "runs/first") == [3, 2]
+
+
 def test_a_checkpoint_that_goes_while_it_is_fetched(
-    driver, first, tmp_path, monkeypatch
+    driver, run, tmp_path, monkeypatch
 ):
-    mirror, here = first
+    mirror, here = worker(driver)
     train(here, 1, 2)
     mirror.after(here)
     copy = driver._copy_here
@@ -375,17 +456,22 @@ def test_a_checkpoint_that_goes_while_it_is_fetched(
 # --- Errors ------------------------------------------------------------------
 
 
-def test_requests_that_are_refused_are_made_again(s3, tmp_path):
-    driver, refused = Mirror(s3.uri, tmp_path / "grid"), []
-    train(tmp_path / "first", 1, 2)
+def test_ten_seconds_of_errors_are_survived(s3, tmp_path):
+    driver = Mirror(s3.uri, tmp_path / "grid")
+    place = tmp_path / "first"
+    place.mkdir()
+    train(place, 1, 2)
+    ends, refused = time.monotonic() + 10, []
 
     def refuse():
-        refused.append(len(refused) < 6)  # more than pyarrow itself would try
-        return refused[-1]
+        if time.monotonic() < ends:
+            refused.append(1)
+            return True
+        return False
 
     s3.refuse = refuse
-    driver.after(tmp_path / "first")
-    assert sum(refused) == 6
+    driver.after(place)
+    assert refused and time.monotonic() > ends
     assert checkpoints(driver, tmp_path / "found") == [1, 2]
 
 
@@ -404,14 +490,23 @@ def test_a_store_that_stays_away_is_reported(s3, tmp_path, monkeypatch):
         assert SECRET not in "".join(lines)
     s3.refuse = lambda: False
     driver.after(tmp_path / "first")
+
+
+def test_a_bucket_that_is_not_there(s3, tmp_path):
     with pytest.raises(LabError, match="s3://no-such-bucket"):
         Mirror(s3.uri.replace(BUCKET, "no-such-bucket"), tmp_path)
 
 
+def test_a_directory_that_cannot_be_written(tmp_path):
+    place = write(tmp_path / "file", "") / "under"
+    with pytest.raises(LabError, match="has failed.*again"):
+        Mirror(place.as_uri(), tmp_path / "grid")
+
+
 def test_a_full_disk_here_leaves_no_half_of_a_file(
-    driver, run, first, monkeypatch
+    driver, run, tmp_path, monkeypatch
 ):
-    mirror, here = first
+    mirror, here = worker(driver)
     train(here, 1)
     mirror.after(here)
 
@@ -429,10 +524,14 @@ def test_a_full_disk_here_leaves_no_half_of_a_file(
 @pytest.mark.parametrize(
     ("uri", "words"),
     [
-        ("/some/directory", "no bucket"),
-        ("file:///somewhere", "no bucket"),
+        ("", "no bucket or directory"),
+        ("/some/directory", "no bucket or directory"),
         ("ftp://host/x", "ftp://host/x.*s3://bucket"),
+        ("http://[x/", "Invalid"),
+        ("s3://", "no bucket"),
+        ("file:///", "no bucket or directory"),
         (f"s3://key:{SECRET}@b/x?region=a&nonsense=1", "nonsense"),
+        ("file:///a b", "%20"),
         (f"gs://key:{SECRET}@b/x?nonsense=1", "gs://b/x"),
     ],
 )
@@ -449,6 +548,7 @@ def test_a_uri_of_no_store_is_refused_at_once(uri, words, tmp_path):
         ("s3://key:secret@bucket/x?region=here", "s3://bucket/x"),
         ("abfs://a@b.net/x?a=secret", "abfs://a@b.net/x"),
         ("abfs://a:secret@b.net/x", "abfs://a@b.net/x"),
+        ("file:///x", "file:///x"),
     ],
 )
 def test_no_secret_is_shown(uri, bare):

@@ -202,7 +202,8 @@ def _train(directory: Path, status: Status) -> None:
         status.tell(status="stopped", doing="", reason="stopped on request")
         return
     finally:
-        trained.reward.close()
+        [reward] = trained.context.task.rewards
+        reward.close()
         _write_metrics(directory)
     status.tell(status="done", doing="")
 

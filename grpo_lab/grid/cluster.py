@@ -1,19 +1,19 @@
 """A Ray cluster: what is asked of it, and whether it can give it."""
 
 import contextlib
+import importlib.metadata
 import importlib.util
 import logging
 import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
 from grpo_lab.environment import usable_cores, versions
-from grpo_lab.errors import LabError, first_line
+from grpo_lab.errors import LabError
 
 # Read by Ray at its first import, which is always after that of this module.
 for _name, _value in {
@@ -83,7 +83,7 @@ class Cluster:
         return max(1, int(self.cpus))
 
 
-def cluster_of(options: dict[str, Any], **defaults: Any) -> Cluster:
+def cluster_of(options: dict[str, object], **defaults: object) -> Cluster:
     """The cluster that somebody asks for with the engine "ray".
 
     Args:
@@ -130,11 +130,11 @@ def connected(
 
     with _handlers_kept(), contextlib.ExitStack() as own:
         if not ray.is_initialized():
+            _refuse_nobody(cluster.address)
             _connect(cluster.address, own)
             own.callback(ray.shutdown)
-        nodes = [node for node in ray.nodes() if node["Alive"]]
-        refuse_small(cluster, [node["Resources"] for node in nodes])
-        _refuse_strangers([node["NodeID"] for node in nodes], mark, advice)
+        _refuse_small(cluster)
+        _refuse_strangers(mark, advice)
         yield
 
 
@@ -154,31 +154,47 @@ def _handlers_kept() -> Iterator[None]:
                 signal.signal(number, handler)
 
 
+def _refuse_nobody(address: str) -> None:
+    """Ray itself would look for minutes, and then end the process."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host, int(port)), ANSWER_SECONDS).close()
+    except OSError as error:
+        raise _no_cluster(address, str(error)) from error
+
+
+def _no_cluster(address: str, why: str) -> LabError:
+    return LabError(
+        f"There is no Ray cluster at {address!r}: {why}. Start one with `ray "
+        "start --head`, which tells its address, or leave ADDRESS empty to "
+        "use this machine alone."
+    )
+
+
 def _connect(address: str, own: contextlib.ExitStack) -> None:
     """Join a cluster, or start one on this machine."""
     import ray
 
-    if not address or address.startswith(f"{LOOPBACK}:"):
-        own.enter_context(_loopback_only())
     if not address:
-        cores = usable_cores()
-        ray.init("local", num_cpus=cores, include_dashboard=False, **QUIET)
+        own.enter_context(_loopback_only())
+        ray.init(
+            "local",
+            num_cpus=usable_cores(),
+            include_dashboard=False,
+            **QUIET,
+        )
         return
+    if address.startswith(f"{LOOPBACK}:"):
+        own.enter_context(_loopback_only())
     passed = {k: os.environ[k] for k in SHIPPED if k in os.environ}
-    host, _, port = address.rpartition(":")
     try:
-        if host and port.isdecimal():
-            # Ray itself would look for minutes, and then end the process.
-            place = host, int(port)
-            socket.create_connection(place, ANSWER_SECONDS).close()
         ray.init(address, runtime_env={"env_vars": passed}, **QUIET)
-    except (OSError, ValueError, RuntimeError) as error:
+    except (ConnectionError, ValueError, RuntimeError) as error:
         # The last: another version of Ray or Python there.
-        raise LabError(
-            f"There is no Ray cluster at {address!r}: {first_line(error)} "
-            "Start one with `ray start --head`, which tells its address, or "
-            "leave ADDRESS empty to use this machine alone."
-        ) from error
+        why = str(error).splitlines()[0].rstrip(".")
+        raise _no_cluster(address, why) from error
 
 
 @contextlib.contextmanager
@@ -190,76 +206,90 @@ def _loopback_only() -> Iterator[None]:
     """
     from ray._private import ray_constants
 
-    name = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-    before, clustered = os.environ.get(name), ray_constants.ENABLE_RAY_CLUSTER
+    name, before = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", dict(os.environ)
+    clustered = ray_constants.ENABLE_RAY_CLUSTER
     os.environ[name], ray_constants.ENABLE_RAY_CLUSTER = "0", False
     try:
         yield
     finally:
         ray_constants.ENABLE_RAY_CLUSTER = clustered
-        del os.environ[name]
-        if before is not None:
-            os.environ[name] = before
+        os.environ.pop(name)
+        if name in before:
+            os.environ[name] = before[name]
 
 
-class PretendedCluster(contextlib.ExitStack):
+class PretendedCluster:
     """Several machines of a cluster, pretended on this one.
 
     They are separate Ray nodes that listen on the loopback address, so that
-    what holds for machines can be tried and broken without any. `close` ends
-    them, as does the end of a `with` block.
+    what holds for machines can be tried and broken without any.
 
     Args:
         machines: how many; the first is the head.
         cpus: CPU cores that each of them offers.
-
-    Attributes:
-        address: what `grid.run` takes as `address`.
     """
 
     def __init__(self, machines: int = 2, cpus: int = 1) -> None:
         from ray.cluster_utils import Cluster as Nodes
 
-        super().__init__()
         # Ray warns that it forgets another cluster of this machine.
         logging.getLogger("ray").setLevel(logging.ERROR)
-        self.enter_context(_loopback_only())
+        self._own = contextlib.ExitStack()
+        self._own.enter_context(_loopback_only())
         node = {"num_cpus": cpus, "node_ip_address": LOOPBACK}
         with _handlers_kept():
             self._nodes = Nodes(
                 initialize_head=True,
                 head_node_args={**node, "include_dashboard": False},
             )
-            self.callback(self._nodes.shutdown)
-            others = [
-                self._nodes.add_node(**node) for _ in range(machines - 1)
-            ]
-        self.machines = [self._nodes.head_node, *others]
-        self.address: str = self._nodes.address
+            self._own.callback(self._nodes.shutdown)
+            self.machines = [self._nodes.head_node]
+            for _ in range(machines - 1):
+                self.machines.append(self._nodes.add_node(**node))
+
+    @property
+    def address(self) -> str:
+        """What `grid.run` takes as `address`."""
+        return self._nodes.address
 
     def lose(self, machine: int) -> None:
         """Kill every process of a machine, as a power cut would."""
         node = self.machines[machine]
         self._nodes.remove_node(node, allow_graceful=False)
 
+    def close(self) -> None:
+        """End all machines."""
+        self._own.close()
 
-def refuse_small(cluster: Cluster, machines: Sequence[dict]) -> None:
-    """Refuse a cluster on which a run would never start, or without a GPU.
+    def __enter__(self) -> "PretendedCluster":
+        return self
 
-    Args:
-        cluster: what each run asks for.
-        machines: what each machine offers, by the names that Ray uses.
-    """
-    offers = [(one.get("CPU", 0), one.get("GPU", 0)) for one in machines]
-    if not cluster.gpus and any(gpus for _, gpus in offers):
+    def __exit__(self, *error) -> None:
+        self.close()
+
+
+def _refuse_small(cluster: Cluster) -> None:
+    import ray
+
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    gpus = sum(node.get("GPU", 0) for node in nodes)
+    if gpus and not cluster.gpus:
         raise LabError(
-            f"The machines of this cluster have {sum(g for _, g in offers):g} "
-            "GPUs, but each run asks for none and would train on a CPU. Type "
-            "gpus=1, or gpus=0.5 for two runs on each; if the CPUs are meant, "
-            "start Ray with --num-gpus 0."
+            f"The machines of this cluster have {gpus:g} GPUs, but each run "
+            "asks for none and would train on a CPU. Type gpus=1, or gpus=0.5 "
+            "for two runs on each; if the CPUs are meant, start Ray with "
+            "--num-gpus 0."
         )
-    if not any(c >= cluster.cpus and g >= cluster.gpus for c, g in offers):
-        there = "; ".join(f"{c:g} CPU cores and {g:g} GPUs" for c, g in offers)
+    fits = any(
+        node.get("CPU", 0) >= cluster.cpus
+        and node.get("GPU", 0) >= cluster.gpus
+        for node in nodes
+    )
+    if not fits:
+        there = "; ".join(
+            f"{node.get('CPU', 0):g} CPU cores and {node.get('GPU', 0):g} GPUs"
+            for node in nodes
+        )
         raise LabError(
             f"Each run asks for {cluster.cpus:g} CPU cores and "
             f"{cluster.gpus:g} GPUs of one machine, but the machines of this "
@@ -267,50 +297,50 @@ def refuse_small(cluster: Cluster, machines: Sequence[dict]) -> None:
         )
 
 
-def _refuse_strangers(
-    nodes: Sequence[str], mark: Path | None, advice: str
-) -> None:
+def _refuse_strangers(mark: Path | None, advice: str) -> None:
     """Ask each machine what it has installed, and what it sees."""
     import ray
     from ray.exceptions import NodeDiedError, TaskUnschedulableError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    # Inside, so that it is sent by value: this package may not be there.
     def look(path: str | None, names: list[str]) -> dict:
-        import contextlib
+        import importlib.metadata
         import os
         import platform
-        from importlib import metadata
 
         found = {}
         for name in names:
-            with contextlib.suppress(metadata.PackageNotFoundError):
-                found[name] = metadata.version(name)
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                found[name] = importlib.metadata.version(name)
         sees = path is None or os.path.exists(path)
         return {"host": platform.node(), "sees": sees, "versions": found}
 
-    names = [name for name in versions() if name != "python"] + ["grpo-lab"]
-    wanted = look(None, names)["versions"]
-    remote = ray.remote(num_cpus=0)(look)
-    path = mark and str(mark)
+    wanted = {**versions()}
+    wanted.pop("python")
+    names = [*wanted, "grpo-lab"]
     asked = [
-        remote.options(
-            scheduling_strategy=NodeAffinitySchedulingStrategy(one, soft=False)
-        ).remote(path, names)
-        for one in nodes
+        ray.remote(num_cpus=0)(look)
+        .options(
+            scheduling_strategy=NodeAffinitySchedulingStrategy(
+                node["NodeID"], soft=False
+            )
+        )
+        .remote(mark and str(mark), names)
+        for node in ray.nodes()
+        if node["Alive"]
     ]
+    wanted["grpo-lab"] = importlib.metadata.version("grpo-lab")
     for answer in asked:
         # Of a machine that was lost just now Ray does not know it at once.
         with contextlib.suppress(NodeDiedError, TaskUnschedulableError):
-            refuse_stranger(ray.get(answer), wanted, mark, advice)
+            _refuse_stranger(ray.get(answer), wanted, mark, advice)
 
 
-def refuse_stranger(
-    told: dict, wanted: dict[str, str], mark: Path | None, advice: str
+def _refuse_stranger(
+    told: dict, wanted: dict, mark: Path | None, advice: str
 ) -> None:
-    """Refuse a machine by what it has told of itself."""
     host = told["host"]
-    if mark and not told["sees"]:
+    if not told["sees"]:
         raise LabError(
             f"The machine {host} does not see {mark.parent}, so nothing that "
             f"it trains would arrive here. {advice}"

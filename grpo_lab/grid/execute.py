@@ -17,9 +17,9 @@ from grpo_lab.grid.halving import (
     refuse_other_halving,
 )
 from grpo_lab.grid.plan import plan
-from grpo_lab.grid.pool import Answer, LocalPool, Pool, ThisProcess, WorkerLost
+from grpo_lab.grid.pool import Answer, LocalPool, ThisProcess, WorkerLost
 from grpo_lab.grid.results import Grid, load
-from grpo_lab.grid.state import RunState, all_runs, lock
+from grpo_lab.grid.state import RunState, all_runs, claim
 from grpo_lab.grid.storage import Mirror
 from grpo_lab.grid.train_run import GridTraining, Part, reason
 from grpo_lab.settings import RunSettings
@@ -40,19 +40,15 @@ PROMPT_TOKENS = 512
 Progress = Callable[[RunSettings, int, int, dict], None]
 """Called after each step with the run, step, total steps, metrics row."""
 
-LOST = """\
-its worker was lost again and again; unless its last words tell of an error, \
-the memory of its machine was full, as a rule: type workers=1 to train one \
-run after the other. They were: """
+
+# --- The loop ---------------------------------------------------------------
 
 
 class Work(Protocol):
-    """What `execute` asks and reports to: a grid or a population.
-
-    `directory` is that of all runs.
-    """
+    """What `execute` asks and reports to: a grid or a population."""
 
     directory: Path
+    """That of all runs."""
 
     def decide(self) -> list[Part]:
         """What may train now, the first one first, also what trains."""
@@ -70,7 +66,7 @@ class Work(Protocol):
         """Called with what came of a part."""
 
 
-def execute(work: Work, pool: Pool) -> None:
+def execute(work: Work, pool) -> None:
     """Train until nothing is left to do.
 
     What is to be done is asked anew each time, since a decision, a second
@@ -80,14 +76,15 @@ def execute(work: Work, pool: Pool) -> None:
         work: what there is to do.
         pool: a pool whose context runs parts; see `grpo_lab.grid.pool`.
     """
-    reported: dict[str, int] = {}  # the last step of each run
+    steps: dict[str, int] = {}
 
     def report_steps(part: Part) -> None:
+        if not part.target:
+            return
         file = work.directory / part.place / "metrics.csv"
-        for row in read_metrics(file) if part.target else []:
-            # A step that is done once more is reported once.
-            if row["step"] > reported[part.place]:
-                reported[part.place] = row["step"]
+        for row in read_metrics(file):
+            if row["step"] > steps[part.place]:
+                steps[part.place] = row["step"]
                 work.step(part, row)
 
     def look() -> None:
@@ -103,11 +100,9 @@ def execute(work: Work, pool: Pool) -> None:
             wanted = [p for p in work.decide() if p.place not in busy]
             for part in wanted[: pool.free]:
                 if work.begin(part):
-                    start = training.last_checkpoint(
-                        work.directory / part.place
-                    )
-                    step = training.step_of(start) if start else 0
-                    reported.setdefault(part.place, step)
+                    # A step that is done once more is reported once.
+                    at = _step_at(work.directory / part.place)
+                    steps.setdefault(part.place, at)
                     pool.submit(part)
             if not (wanted or pool.working):
                 return
@@ -115,6 +110,12 @@ def execute(work: Work, pool: Pool) -> None:
             for answer in pool.wait(LOOK_SECONDS):
                 work.take(answer)
                 report_steps(answer.item)
+
+
+def _step_at(directory: Path) -> int:
+    """The step from which a run goes on."""
+    checkpoint = training.last_checkpoint(directory)
+    return training.step_of(checkpoint) if checkpoint else 0
 
 
 # --- A grid -----------------------------------------------------------------
@@ -129,26 +130,34 @@ def check(
     engine: str = "process",
     workers: int | None = None,
     **cluster: object,
-) -> dict[Path, dict]:
+) -> None:
     """Refuse a grid that can't run, before anything is loaded or written.
 
     Args:
-        settings, task, output_dir, halving, engine, workers, cluster: as for
-            `run`; the cluster itself is not looked at.
-
-    Returns:
-        The directory of each run, and the record of what determines it.
+        settings, task, output_dir: as for `run`.
+        halving, engine, workers, cluster: as for `run`; the cluster itself is
+            not looked at.
 
     Raises:
         LabError: two runs are the same, the directory belongs to another
             grid, the disk is full, or there is no such engine.
     """
     places(engine, workers, cluster)
+    _planned(settings, task, Path(output_dir), halving)
+
+
+def _planned(
+    settings: Sequence[RunSettings],
+    task: Task,
+    output_dir: Path,
+    halving: Halving | None,
+) -> dict[Path, dict]:
+    """The directories of the runs, and the record of each."""
     if halving:
         steps = [one.steps(len(task.splits.train)) for one in settings]
         halving.refuse_useless(steps or [0])
-    records = plan(settings, task, Path(output_dir))
-    refuse_other_halving(Path(output_dir), halving)
+    records = plan(settings, task, output_dir)
+    refuse_other_halving(output_dir, halving)
     return records
 
 
@@ -192,15 +201,9 @@ def run(
             be reached or has no machine that is large enough.
     """
     output_dir = Path(output_dir)
-    where = places(engine, workers, cluster)
-    records = check(
-        settings, task, output_dir, halving=halving, engine=engine,
-        workers=workers, **cluster,
-    )  # fmt: skip
-    with lock(output_dir / "grid.lock"):
-        write_json(
-            output_dir / "grid.json", next(iter(records.values()))["grid"]
-        )
+    chosen = places(engine, workers, cluster)
+    records = _planned(settings, task, output_dir, halving)
+    with claim(output_dir, next(iter(records.values()))["grid"]):
         note_halving(output_dir, halving)
         for directory, record in records.items():
             if read_json(directory / "settings.json") != record:
@@ -208,8 +211,8 @@ def run(
         work = GridWork(output_dir, list(records), halving, progress)
         work.take_up()
         context = GridTraining(task, eval_batch_size, output_dir)
-        if any(one.is_open for one in work.runs):
-            execute(work, _pool(context, work, where))
+        if work.open_runs:
+            execute(work, _pool(context, work, chosen))
     return load(output_dir, [one.directory for one in work.runs])
 
 
@@ -235,13 +238,18 @@ class GridWork:
     ) -> None:
         self.directory, self.planned = directory, planned
         self.scheduler = halving or Scheduler()
-        self.progress = progress or (lambda *step: None)
+        self.progress = progress
         self.mirror: Mirror | None = None
 
     @property
     def runs(self) -> list[RunState]:
         """The runs of the plan, and the clones that have been made since."""
         return all_runs(self.directory, self.planned)
+
+    @property
+    def open_runs(self) -> list[RunState]:
+        """Those that are not over."""
+        return [run for run in self.runs if run.is_open]
 
     def take_up(self) -> None:
         """What failed is tried again; of what is over the last step is shown.
@@ -254,9 +262,15 @@ class GridWork:
         self.decide()
         for run in self.runs:
             rows = read_metrics(run.directory / "metrics.csv")
-            if rows and not run.is_open:
-                row = rows[-1]
-                self.progress(run.settings, row["step"], run.steps, row)
+            if self.progress and rows and not run.is_open:
+                self._show(run, rows[-1])
+
+    def _show(self, run: RunState, row: dict) -> None:
+        if self.progress:
+            self.progress(run.settings, row["step"], run.steps, row)
+
+    def _run(self, part: Part) -> RunState:
+        return RunState(self.directory / part.place)
 
     def decide(self) -> list[Part]:
         """What may train now; see `Scheduler.decide`."""
@@ -277,32 +291,34 @@ class GridWork:
 
     def look(self, working: Sequence[Part]) -> None:
         """Pass on requests to workers elsewhere, and fetch their metrics."""
-        if self.mirror is None:
-            return
-        for part in working:
+        for part in working if self.mirror else ():
             # What a store refuses now it may take at the next look.
             with contextlib.suppress(LabError):
                 self.mirror.exchange(self.directory / part.place)
 
     def step(self, part: Part, row: dict) -> None:
         """Show a step."""
-        run = RunState(self.directory / part.place)
-        self.progress(run.settings, row["step"], run.steps, row)
+        self._show(self._run(part), row)
 
     def take(self, answer: Answer) -> None:
         """Fetch what came of a run, and note what its worker could not."""
-        run = RunState(self.directory / answer.item.place)
-        error = answer.error
+        run, error = self._run(answer.item), answer.error
         if self.mirror:
             # Of a run that failed its log, if the store has it.
-            with contextlib.suppress(*[LabError] if error else []):
+            ignored = LabError if error else ()
+            with contextlib.suppress(ignored):
                 self.mirror.collect(run.directory)
         if error is None or not run.is_open:
             return
         why = reason(error)
         if isinstance(error, WorkerLost):
             words = last_line(run.directory / "worker.log") or "none"
-            why = f"{LOST}{words}"
+            why = (
+                "its worker was lost again and again; unless its last words "
+                "tell of an error, the memory of its machine was full, as a "
+                "rule: type workers=1 to train one run after the other. They "
+                f"were: {words}"
+            )
         run.end("failed", why)
 
 
@@ -343,28 +359,27 @@ def places(
     return workers
 
 
-def _pool(
-    context: GridTraining, work: GridWork, where: int | Cluster | None
-) -> Pool:
+def _pool(context: GridTraining, work: GridWork, chosen: int | Cluster | None):
     """The pool that trains what is left of a grid."""
-    left = sum(run.is_open for run in work.runs)
-    functions = context.task.functions
-    if isinstance(where, Cluster):
+    left = len(work.open_runs)
+    if isinstance(chosen, Cluster):
         from grpo_lab.grid.on_ray import RayPool
 
         context.directory = work.directory.resolve()
-        context.gpus = where.gpus
-        if where.storage:
-            work.mirror = Mirror(where.storage, work.directory)
+        context.gpus = chosen.gpus
+        if chosen.storage:
+            work.mirror = Mirror(chosen.storage, work.directory)
             context.mirror = work.mirror
-        mark = None if where.storage else context.directory / "grid.json"
-        return RayPool(context, where, left, functions, mark)
-    fitting = where or fitting_workers([run.settings for run in work.runs])
+        mark = None if chosen.storage else context.directory / "grid.json"
+        return RayPool(context, chosen, left, context.task.functions, mark)
+    fitting = chosen or fitting_workers([run.settings for run in work.runs])
     if fitting == 1:
         return ThisProcess(context)
     context.directory = work.directory.resolve()
     context.gpus = 1 / fitting  # of the one that they share, if there is one
-    return LocalPool(context, min(fitting, left), functions=functions)
+    return LocalPool(
+        context, min(fitting, left), functions=context.task.functions
+    )
 
 
 def fitting_workers(settings: Sequence[RunSettings]) -> int:

@@ -129,40 +129,37 @@ class Halving(Scheduler):
         if rung is None or not all(run.has_reached(rung) for run in there):
             return False
         came = [r for r in runs if not r.is_exempt and r.has_reached(rung)]
-        answers = [answer for r in came if (answer := r.at_rung(rung))]
-        found = compare(rung, answers, self.factor)
-        for run, one in zip(came, found, strict=True):
+        answers = [run.at_rung(rung) for run in came]
+        for run, one in zip(
+            came, compare(rung, answers, self.factor), strict=True
+        ):
             if run in there:
-                note_rung(run.directory, one)
-                _end_if_stopped(run)
+                _note(run, one)
         return True
 
     def _arrivals(self, runs: Sequence[RunState]) -> bool:
-        """Decide about the first run that waits at a rung, if one does.
-
-        It goes on if it is as good as the best of `factor` parts of those
-        before it; the first one always does.
-        """
+        """Decide about the first run that waits at a rung, if one does."""
         for run in runs:
-            step = self.next_rung(run) if run.is_open else None
-            answers = run.at_rung(step) if step else None
-            if step is None or answers is None:
+            rung = self.next_rung(run) if run.is_open else None
+            if rung is None or not run.has_reached(rung):
                 continue
-            rungs = [one for r in runs for one in read_rungs(r.directory)]
-            before = [one.accuracy for one in rungs if one.step == step]
-            best = 1 - 1 / self.factor
-            cutoff = float(np.quantile(before, best)) if before else None
-            goes_on = cutoff is None or answers.accuracy >= cutoff
-            decision = PROMOTED if goes_on else STOPPED
-            count = len(before) + 1
-            one = Rung(step, answers.accuracy, decision, cutoff, count)
-            note_rung(run.directory, one)
-            _end_if_stopped(run)
+            before = [
+                one.accuracy
+                for other in runs
+                for one in read_rungs(other.directory)
+                if one.step == rung
+            ]
+            accuracy = run.at_rung(rung).accuracy
+            _note(run, on_arrival(rung, accuracy, before, self.factor))
             return True
         return False
 
     def refuse_useless(self, steps: Sequence[int]) -> None:
-        """Refuse a first rung that no run reaches before it is over."""
+        """Refuse a first rung that no run reaches before it is over.
+
+        Raises:
+            LabError: says which rung would be of use.
+        """
         if not self.rungs(max(steps)):
             raise LabError(
                 f"The first rung is at step {self.first}, but no run has "
@@ -178,11 +175,16 @@ def note_halving(output_dir: Path, halving: Halving | None) -> None:
 
 
 def refuse_other_halving(output_dir: Path, halving: Halving | None) -> None:
-    """Refuse to compare runs at rungs where they were not compared before."""
+    """Refuse to compare runs at rungs where they were not compared before.
+
+    Raises:
+        LabError: a run has begun, and the grid was halved otherwise.
+    """
+    if not any((output_dir / "runs").glob("*/metrics.csv")):
+        return
     found = read_json(output_dir / "grid.halving.json")
     before = Halving(**found) if found else None
-    begun = any((output_dir / "runs").glob("*/metrics.csv"))
-    if begun and before != halving:
+    if before != halving:
         raise LabError(
             f"{output_dir} was begun with halving={before}, and now it is "
             f"{halving}: some of its runs are past the rungs of the other. "
@@ -209,13 +211,12 @@ class Rung:
     compared: int
 
     def reason(self, steps: int) -> str:
-        """Why a run of so many steps was stopped, in a sentence."""
-        cutoff = self.cutoff or 0.0
-        more = "" if self.accuracy < cutoff else " and better form"
+        """Why a run was stopped, in a sentence."""
+        more = "" if self.accuracy < self.cutoff else " and better form"
         return (
             f"stopped by halving after step {self.step} of {steps}: "
             f"{self.accuracy:.1%} of the held-out questions right, where "
-            f"{cutoff:.1%}{more} were needed among {self.compared} runs"
+            f"{self.cutoff:.1%}{more} were needed among {self.compared} runs"
         )
 
 
@@ -232,8 +233,15 @@ def read_rungs(directory: Path) -> list[Rung]:
 
 def note_rung(directory: Path, rung: Rung) -> None:
     """Write a decision about a run."""
-    rungs = [vars(one) for one in (*read_rungs(directory), rung)]
-    write_json(Path(directory) / "rungs.json", rungs)
+    others = [r for r in read_rungs(directory) if r.step < rung.step]
+    write_json(
+        Path(directory) / "rungs.json", [vars(r) for r in (*others, rung)]
+    )
+
+
+def _note(run: RunState, rung: Rung) -> None:
+    note_rung(run.directory, rung)
+    _end_if_stopped(run)
 
 
 def _end_if_stopped(run: RunState) -> None:
@@ -255,14 +263,37 @@ def compare(step: int, found: Sequence[Evaluation], factor: int) -> list[Rung]:
         found: what each run has reached there.
         factor: see `Halving`.
     """
-    count = len(found)
-    order = sorted(range(count), key=lambda at: (found[at].rank, -at))
-    going_on = order[-math.ceil(count / factor) :]
-    cutoff = found[going_on[0]].accuracy
-    decisions = [
-        PROMOTED if at in going_on else STOPPED for at in range(count)
-    ]
+    kept = math.ceil(len(found) / factor)
+    order = sorted(range(len(found)), key=lambda at: (found[at].rank, -at))
+    going_on = set(order[-kept:])
+    cutoff = found[order[-kept]].accuracy
     return [
-        Rung(step, one.accuracy, decision, cutoff, count)
-        for one, decision in zip(found, decisions, strict=True)
+        Rung(
+            step,
+            one.accuracy,
+            PROMOTED if at in going_on else STOPPED,
+            cutoff,
+            len(found),
+        )
+        for at, one in enumerate(found)
     ]
+
+
+def on_arrival(
+    step: int, accuracy: float, before: Sequence[float], factor: int
+) -> Rung:
+    """Whether a run goes on that has reached a rung after some others.
+
+    It does if it is as good as the best of `factor` parts of those; the first
+    one always does.
+
+    Args:
+        step: the rung.
+        accuracy: what the run has reached there.
+        before: what those before it had reached.
+        factor: see `Halving`.
+    """
+    cutoff = float(np.quantile(before, 1 - 1 / factor)) if before else None
+    goes_on = cutoff is None or accuracy >= cutoff
+    decision = PROMOTED if goes_on else STOPPED
+    return Rung(step, accuracy, decision, cutoff, len(before) + 1)

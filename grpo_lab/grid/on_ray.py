@@ -7,9 +7,8 @@ in the same run directory, so that results are the same ones.
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
-from typing import Any
 
 import ray
 from ray.exceptions import RayError
@@ -38,7 +37,7 @@ class RayPool(WorkerPool):
         mark: Path | None = None,
         advice: str = SHARE_OR_STORE,
     ) -> None:
-        super().__init__(context, size, functions, cluster.retries)
+        super().__init__(context, size, cluster.retries, functions)
         self.cluster = cluster
         self.connection = connected(cluster, mark, advice)
         self.calls: dict = {}
@@ -57,31 +56,25 @@ class RayPool(WorkerPool):
             self.own = own.pop_all()
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, *error) -> None:
         with self.own:
             self._dismiss()
 
-    def _hire(self) -> Any:
-        options: dict[str, Any] = {
-            "num_cpus": self.cluster.cpus,
-            "num_gpus": self.cluster.gpus,
-            "scheduling_strategy": "SPREAD",
+    def _hire(self) -> Hashable:
+        worker = ray.remote(Worker).options(
+            num_cpus=self.cluster.cpus,
+            num_gpus=self.cluster.gpus,
+            scheduling_strategy="SPREAD",
             # Where it was, there may be no room for it any more, and what
             # waits for it would not be given to another one.
-            "max_restarts": 0,
-        }
-        if not self.cluster.gpus:  # Ray hides none from who asks for none
-            hidden = {"CUDA_VISIBLE_DEVICES": ""}
-            options["runtime_env"] = {"env_vars": hidden}
-        worker = (
-            ray.remote(Worker)
-            .options(**options)
-            .remote(self.context, self.cluster.threads, Path.cwd())
-        )
+            max_restarts=0,
+        ).remote(
+            self.context, self.cluster.threads, Path.cwd(), gpus=False
+        )  # fmt: skip
         self.calls[worker.ready.remote()] = worker
         return worker
 
-    def _give(self, worker: Any, item: Any) -> None:
+    def _give(self, worker: Hashable, item: Hashable) -> None:
         self.calls[worker.run.remote(item)] = worker
 
     def _heard(self, seconds: float) -> list[tuple]:
@@ -101,14 +94,14 @@ class RayPool(WorkerPool):
             found.append((self.calls.pop(call), message))
         return found
 
-    def _end(self, worker: Any) -> str:
+    def _end(self, worker: Hashable) -> str:
         ray.kill(worker)  # if it was only out of reach
-        lines = self.last_words.strip().splitlines() or [""]
-        return lines[-1].strip()
+        words = [line for line in self.last_words.splitlines() if line.strip()]
+        return words[-1].strip() if words else ""
 
     def _dismiss(self) -> None:
         leaving = [worker.close.remote() for worker in self.idle]
         if leaving:
             ray.wait(leaving, num_returns=len(leaving), timeout=LEAVE_SECONDS)
-        for worker in self.workers:
+        for worker in (*self.starting, *self.idle, *self.busy):
             ray.kill(worker)

@@ -7,10 +7,12 @@ after a hash of the record.
 import itertools
 import math
 import random
+import re
 import shutil
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
+
+import filelock
 
 from grpo_lab import evaluation, models
 from grpo_lab.errors import LabError
@@ -42,7 +44,9 @@ def expand(base: RunSettings, **choices: Sequence) -> list[RunSettings]:
         LabError: no such field, or a value that cannot train.
     """
     return [
-        RunSettings(**base.to_dict() | dict(zip(choices, values, strict=True)))
+        RunSettings(
+            **{**base.to_dict(), **dict(zip(choices, values, strict=True))}
+        )
         for values in itertools.product(*choices.values())
     ]
 
@@ -108,35 +112,36 @@ def sample(
 
 
 def plan(
-    settings: Sequence[RunSettings], task: Task, output_dir: Path
+    settings: Sequence[RunSettings],
+    task: Task,
+    output_dir: Path,
 ) -> dict[Path, dict]:
     """Each run's directory, and the record of all that determines the run.
 
     Raises:
-        LabError: two runs are the same, a reference answer can't be read, the
-            directory belongs to another grid, or the disk is full.
+        LabError: two runs are the same, a gold can't be read, the directory
+            belongs to another grid, or the disk is full.
     """
     task.refuse_unreadable()
+    grid = shared_record(task)
     if not settings:
         raise LabError(
             "This grid has no runs. Name at least one model and one learning "
             "rate, such as MODELS = ['pocket-qwen'], LEARNING_RATES = [1e-3]."
         )
-    grid = shared_record(task)
-    records = [(one, run_record(one, grid)) for one in settings]
-    planned = {
-        output_dir / "runs" / run_name(one, record): record
-        for one, record in records
-    }
-    if len(planned) < len(settings):
+    records = {}
+    for one in settings:
+        record = run_record(one, grid)
+        records[output_dir / "runs" / run_name(one, record)] = record
+    if len(records) < len(settings):
         raise LabError(
             "Two runs of this grid have the same settings, so one of them "
             "would learn nothing new. Name each model and learning rate "
             "once."
         )
-    _refuse_other_grid(output_dir, grid, set(planned))
+    _refuse_strange(output_dir, grid, list(records))
     refuse_full_disk(output_dir)
-    return planned
+    return records
 
 
 def shared_record(task: Task) -> dict:
@@ -165,55 +170,54 @@ def run_name(settings: RunSettings, record: dict) -> str:
     return f"{settings.short_model}_lr{rate}_{short_hash(record)}"
 
 
-def _refuse_other_grid(
-    output_dir: Path, shared: dict, planned: set[Path]
-) -> None:
-    found = read_json(output_dir / "grid.json")
-    if found is None:
-        _refuse_strange(output_dir, "grid", ["grid."])
-        return
-    there = set((output_dir / "runs").glob("*"))
-    differs = _differences(found, shared)
-    if not differs and there and not there & planned:
-        differs = "the settings of every run"
-    if differs:
-        raise LabError(
-            f"{output_dir} belongs to another grid: it differs in {differs}. "
-            "Its results are left alone. Choose another OUTPUT_DIR, or set "
-            "those values back to go on with it."
-        )
-
-
-def _refuse_strange(directory: Path, kind: str, ours: Sequence[str]) -> None:
-    """Refuse to write results where a file is, or files that are not ours.
-
-    Args:
-        kind: what the directory is wanted for, in words.
-        ours: how the names of files begin that a start may leave.
-    """
+def refuse_file(directory: Path) -> None:
+    """Refuse to write results where a file is."""
     if directory.exists() and not directory.is_dir():
         raise LabError(
             f"{directory} is a file, but results need a directory. Choose "
             "another OUTPUT_DIR."
         )
-    inside = directory.iterdir() if directory.exists() else []
-    if not all(path.name.startswith(tuple(ours)) for path in inside):
+
+
+def _refuse_strange(
+    output_dir: Path, shared: dict, directories: Sequence[Path]
+) -> None:
+    refuse_file(output_dir)
+    found = read_json(output_dir / "grid.json")
+    if found is None:
+        inside = output_dir.iterdir() if output_dir.exists() else []
+        if any(not path.name.startswith("grid.") for path in inside):
+            raise LabError(
+                f"{output_dir} holds files that are not of a grid, and "
+                "nothing is written among them. Choose another OUTPUT_DIR, "
+                "an empty or a new one."
+            )
+        return
+    differs = sorted(key for key in shared if found.get(key) != shared[key])
+    if differs:
         raise LabError(
-            f"{directory} holds files that are not of a {kind}, and nothing "
-            "is written among them. Choose another OUTPUT_DIR, an empty or a "
-            "new one."
+            f"{output_dir} belongs to another grid: it differs in "
+            f"{', '.join(differs)}. Its results are left alone. Choose "
+            "another OUTPUT_DIR, or set those values back to go on with it."
         )
-
-
-def _differences(found: dict, wanted: dict) -> str:
-    """The names of the values that differ, in words; "" if none does."""
-    return ", ".join(sorted(k for k in wanted if found.get(k) != wanted[k]))
+    there = list((output_dir / "runs").glob("*"))
+    if there and not set(there) & set(directories):
+        names = ", ".join(path.name for path in there)
+        raise LabError(
+            f"{output_dir} belongs to another grid: none of its runs "
+            f"({names}) has the settings of this one. Its results are left "
+            "alone. Choose another OUTPUT_DIR, or set the parameters back "
+            "to go on with it."
+        )
 
 
 def refuse_full_disk(output_dir: Path) -> None:
     """Refuse to begin with less than `SPARE_GIB` left on the disk."""
-    places = (output_dir, *output_dir.absolute().parents)
-    existing = next(path for path in places if path.exists())
+    existing = next(
+        path
+        for path in (output_dir, *output_dir.absolute().parents)
+        if path.exists()
+    )
     free = shutil.disk_usage(existing).free / 2**30
     if free < SPARE_GIB:
         raise LabError(
@@ -225,14 +229,19 @@ def refuse_full_disk(output_dir: Path) -> None:
 
 # --- One run outside of a grid ----------------------------------------------
 
-_OPENED = ["run.lock", "settings.json", "environment.json"]
+_OPENED = {"run.lock", "settings.json", "environment.json"}
 """What `open_run` writes: a directory with nothing else is free to take."""
 
-_HELD: dict[Path, AbstractContextManager] = {}
+
+_HELD: dict[Path, filelock.BaseFileLock] = {}
 """Locks of `open_run`, which last as long as the process."""
 
 
-def open_run(settings: RunSettings, task: Task, directory: Path | str) -> Run:
+def open_run(
+    settings: RunSettings,
+    task: Task,
+    directory: Path | str,
+) -> Run:
     """Take a directory for one run outside of a grid.
 
     Notes in it what determines the run, and holds it for this process until
@@ -247,32 +256,42 @@ def open_run(settings: RunSettings, task: Task, directory: Path | str) -> Run:
             written to, or the disk is full.
     """
     directory = Path(directory)
-    record = run_record(settings, shared_record(task))
+    shared = shared_record(task)
+    record = run_record(settings, shared)
     refuse_full_disk(directory)
     _refuse_other_run(directory, record)
-    _HELD[directory.resolve()] = lock(
-        directory / "run.lock", is_singleton=True
-    )
+    held = lock(directory, "run.lock", is_singleton=True)
+    _HELD[directory.resolve()] = held
     write_json(directory / "settings.json", record)
     note_start(directory)
     return Run(settings.short_model, settings, directory, "unfinished")
 
 
 def _refuse_other_run(directory: Path, record: dict) -> None:
+    refuse_file(directory)
     found = read_json(directory / "settings.json")
-    if found is None or set(found) != set(record):
-        _refuse_strange(directory, "run", _OPENED if found is None else [])
+    if found == record:
         return
-    names = [path.name for path in directory.iterdir()]
-    begun = not all(name.startswith(tuple(_OPENED)) for name in names)
-    if found == record or not begun:
+    there = directory.iterdir() if directory.exists() else []
+    # a kill may leave a file half written
+    names = {re.sub(r"([.]\d+)?[.]part$", "", path.name) for path in there}
+    begun = names - _OPENED
+    ours = isinstance(found, dict) and found.keys() == record.keys()
+    if not begun and (ours or found is None):
         return
+    if not ours:
+        raise LabError(
+            f"{directory} holds files that are not of a run, and nothing is "
+            "written among them. Choose another OUTPUT_DIR, an empty or a "
+            "new one."
+        )
     before, now = (
         {"weights": one["weights"], **one["settings"], **one["grid"]}
         for one in (found, record)
     )
+    differs = sorted(key for key in now if before.get(key) != now[key])
     raise LabError(
-        f"{directory} holds another run: it differs in "
-        f"{_differences(before, now)}. Its results are left alone. Choose "
-        "another OUTPUT_DIR, or set those values back to go on with it."
+        f"{directory} holds another run: it differs in {', '.join(differs)}. "
+        "Its results are left alone. Choose another OUTPUT_DIR, or set those "
+        "values back to go on with it."
     )

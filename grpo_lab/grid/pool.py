@@ -22,10 +22,9 @@ import pickle
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe, wait
-from typing import IO, Any
 
 import cloudpickle
 
@@ -37,9 +36,6 @@ RETRIES = 3
 
 LEAVE_SECONDS = 10.0
 """How long a worker may take to clear up after itself."""
-
-READY, LOST = "ready", "lost"
-"""What is heard of a worker, beside its answers."""
 
 PROGRAM = """
 import sys
@@ -60,7 +56,7 @@ class Answer:
         error: what it raised, or `WorkerLost`; else None.
     """
 
-    item: Any
+    item: Hashable
     value: object = None
     error: Exception | None = None
 
@@ -76,14 +72,14 @@ class WorkerLost(LabError):
 class ThisProcess:
     """The pool that runs one item at a time in the process that asks."""
 
-    def __init__(self, context: Any) -> None:
+    def __init__(self, context: object) -> None:
         self.context = context
         self.working: list = []
 
     def __enter__(self) -> "ThisProcess":
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, *error) -> None:
         self.context.close()
 
     @property
@@ -91,18 +87,25 @@ class ThisProcess:
         """Items that can be submitted now."""
         return 1 - len(self.working)
 
-    def submit(self, item: Any) -> None:
+    def submit(self, item: Hashable) -> None:
         """Take an item; `wait` runs it."""
         self.working = [item]
 
     def wait(self, seconds: float) -> list[Answer]:
         """Run the item that was submitted, however long it takes."""
+        if not self.working:
+            return []
+        [item] = self.working
         try:
-            return [Answer(one, self.context.run(one)) for one in self.working]
+            return [Answer(item, self.context.run(item))]
         except Exception as error:
-            return [Answer(self.working[0], error=error)]
+            return [Answer(item, error=error)]
         finally:
             self.working = []
+
+
+READY, LOST = "ready", "lost"
+"""What is heard of a worker, beside its answers."""
 
 
 class WorkerPool:
@@ -111,44 +114,45 @@ class WorkerPool:
     Args:
         context: pickled once; see `pickled`.
         size: workers.
-        functions: of the context, by which modules may be meant that the
-            workers would not find.
         retries: times that an item may lose its worker and be submitted
             again.
+        functions: of the context, by which modules may be meant that the
+            workers would not find.
 
-    How a worker is hired, given an item, heard and ended is the back end's:
-    `_heard` gives the workers of which something was heard, each with what,
-    and `_end` ends one, if it lives, and returns what it said last.
+    How a worker is hired, given an item, heard and ended is the back end's.
     """
 
     def __init__(
         self,
         context: object,
         size: int,
-        functions: Sequence[Callable] = (),
         retries: int = RETRIES,
+        functions: Sequence[Callable] = (),
     ) -> None:
         self.size, self.retries = size, retries
         self.payload = pickled(context, functions)
         self.starting: list = []
         self.idle: list = []
         self.busy: dict = {}
-        self.losses: collections.Counter = collections.Counter()
+        self.losses = collections.Counter()
         self.never_came = 0
 
-    def _hire(self) -> Any:
+    def _hire(self) -> Hashable:
         raise NotImplementedError
 
-    def _give(self, worker: Any, item: Any) -> None:
+    def _give(self, worker: Hashable, item: Hashable) -> None:
         raise NotImplementedError
 
     def _heard(self, seconds: float) -> list[tuple]:
+        """Workers of which something was heard, each with what."""
         raise NotImplementedError
 
-    def _end(self, worker: Any) -> str:
+    def _end(self, worker: Hashable) -> str:
+        """End a worker if it lives; what it said last."""
         raise NotImplementedError
 
     def _dismiss(self) -> None:
+        """Let all workers go."""
         raise NotImplementedError
 
     def __enter__(self) -> "WorkerPool":
@@ -160,13 +164,8 @@ class WorkerPool:
             raise
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, *error) -> None:
         self._dismiss()
-
-    @property
-    def workers(self) -> list:
-        """All of them."""
-        return [*self.starting, *self.idle, *self.busy]
 
     @property
     def free(self) -> int:
@@ -178,7 +177,7 @@ class WorkerPool:
         """The items that workers are at."""
         return list(self.busy.values())
 
-    def submit(self, item: Any) -> None:
+    def submit(self, item: Hashable) -> None:
         """Give an item to a worker."""
         worker = self.idle.pop(0)
         self.busy[worker] = item
@@ -194,26 +193,28 @@ class WorkerPool:
         for worker, message in self._heard(seconds):
             if message == LOST:
                 answers += self._replace(worker)
-                continue
-            if message == READY:
+            elif message == READY:
                 self.never_came = 0
                 self.starting.remove(worker)
+                self.idle.append(worker)
             else:
                 answers.append(Answer(self.busy.pop(worker), *message))
-            self.idle.append(worker)
+                self.idle.append(worker)
         return answers
 
-    def _replace(self, worker: Any) -> list[Answer]:
+    def _replace(self, worker: Hashable) -> list[Answer]:
         words = self._end(worker)
-        item = self.busy.pop(worker, None)
-        if worker in self.idle:
-            self.idle.remove(worker)
-        elif item is None:
+        if worker in self.starting:
             self.starting.remove(worker)
             self._refuse_to_wait(words)
+        elif worker in self.idle:
+            self.idle.remove(worker)
         self.starting.append(self._hire())
+        item = self.busy.pop(worker, None)
+        if item is None:
+            return []
         self.losses[item] += 1
-        if item is None or self.losses[item] <= self.retries:
+        if self.losses[item] <= self.retries:
             return []
         return [Answer(item, error=WorkerLost(self.losses[item]))]
 
@@ -228,9 +229,6 @@ class WorkerPool:
                 "'import grpo_lab.grid'` works on each machine, then run this "
                 "again: what was finished is kept."
             )
-
-
-Pool = ThisProcess | WorkerPool
 
 
 def pickled(context: object, functions: Sequence[Callable]) -> bytes:
@@ -266,43 +264,46 @@ class _Worker:
 
     process: subprocess.Popen
     connection: Connection
-    output: IO[bytes]
+    output: tempfile.TemporaryFile
 
 
 class LocalPool(WorkerPool):
-    """Processes of this machine, of one thread each.
+    """Processes of this machine.
 
     They are programs of their own, so that a program without a guard for
     `__main__`, a notebook and a daemon can have them. Ctrl-C and the end of a
     kernel do not reach them; they end when the process that hired them has
     closed its connection or is gone, in the middle of a step if need be.
+
+    Args:
+        threads: CPU threads of each worker.
     """
 
-    def __enter__(self) -> "LocalPool":
+    def __init__(self, *values, threads: int = 1, **options) -> None:
+        super().__init__(*values, **options)
+        self.threads = threads
         self.own = contextlib.ExitStack()
-        self.file = self._temporary_file()
+        self.file = self.own.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
         self.file.write(self.payload)
         self.file.flush()
-        super().__enter__()
-        return self
-
-    def _temporary_file(self) -> IO[bytes]:
-        return self.own.enter_context(tempfile.TemporaryFile())
 
     def _hire(self) -> _Worker:
         ours, theirs = Pipe()
-        control, context = passed = theirs.fileno(), self.file.fileno()
-        path, output = [str(one) for one in sys.path], self._temporary_file()
+        passed = theirs.fileno(), self.file.fileno()
         program = PROGRAM.format(
-            path=path, control=control, context=context, threads=1
+            path=[str(one) for one in sys.path],
+            control=passed[0],
+            context=passed[1],
+            threads=self.threads,
         )
+        output = self.own.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
         process = subprocess.Popen(
             # -P: else a file such as `datasets.py` of the working directory
             # would stand in for the library of that name.
             [sys.executable, "-P", "-c", program],
             env={"CUDA_VISIBLE_DEVICES": "0"}
             | os.environ
-            | {"OMP_NUM_THREADS": "1"},
+            | {"OMP_NUM_THREADS": str(self.threads)},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -312,23 +313,30 @@ class LocalPool(WorkerPool):
         theirs.close()
         return _Worker(process, ours, output)
 
-    def _give(self, worker: _Worker, item: Any) -> None:
+    def _give(self, worker: _Worker, item: Hashable) -> None:
         with contextlib.suppress(OSError):  # it is gone: that is heard next
             worker.connection.send(item)
 
     def _heard(self, seconds: float) -> list[tuple]:
-        spoke = wait([one.connection for one in self.workers], seconds)
-        return [
-            (one, self._message(one))
-            for one in self.workers
-            # A process that a dead worker has left may hold its connection.
-            if one.connection in spoke or one.process.poll() is not None
+        workers = {
+            one.connection: one
+            for one in (*self.starting, *self.idle, *self.busy)
+        }
+        found = [workers[one] for one in wait([*workers], seconds)]
+        # A process that a dead worker has left may hold its connection.
+        found += [
+            one
+            for one in workers.values()
+            if one not in found and one.process.poll() is not None
         ]
+        return [(one, self._message(one)) for one in found]
 
     def _message(self, worker: _Worker) -> object:
-        with contextlib.suppress(EOFError, OSError):
+        try:
             if worker.connection.poll():
                 return worker.connection.recv()
+        except (EOFError, OSError):
+            pass
         return LOST
 
     def _end(self, worker: _Worker) -> str:
@@ -340,11 +348,11 @@ class LocalPool(WorkerPool):
         return next((line for line in reversed(lines) if line.strip()), "")
 
     def _dismiss(self) -> None:
-        for one in self.workers:
+        for one in (*self.starting, *self.idle, *self.busy):
             one.connection.close()
         for one in self.idle:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 one.process.wait(LEAVE_SECONDS)
-        for one in self.workers:
+        for one in (*self.starting, *self.idle, *self.busy):
             self._end(one)
         self.own.close()

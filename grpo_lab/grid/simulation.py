@@ -9,9 +9,11 @@ arXiv:1810.05934); a score is the run's quality and half as much noise.
 
 import heapq
 import math
+from collections.abc import Iterator
 
 import numpy as np
 
+from grpo_lab.errors import LabError
 from grpo_lab.grid.halving import Halving
 
 NOISE = 0.5  # standard deviation in a score; that of the qualities is 1
@@ -37,36 +39,40 @@ def simulate(
         price_per_worker_hour: in US dollars; 0 for machines of one's own.
         machine_start_seconds: from booking until the workers can start.
         seed: of chance; a run has the same luck on any number of workers.
-        **seconds: `step_seconds` and what else `parts` takes.
+        **seconds: `step_seconds` and what else `_parts` takes.
 
     Returns:
         hours until the last run is over; worker hours with a run; cost in
         USD; share of the steps of all runs; busy share of the paid hours.
+
+    Raises:
+        LabError: there is nothing to do, or nobody to do it.
     """
-    rungs = halving.rungs(steps) if halving else []
-    plans = [parts([*rungs, steps], seed, n, **seconds) for n in range(runs)]
-    scores: dict[int, list[float]] = {rung: [] for rung in rungs}
-    now, busy, lost, made, waiting = machine_start_seconds, 0.0, 0, 0, runs
-    # When it ends, on which worker; then the run, and which of its parts.
-    events = [
-        (now + plans[n][0][0], n, n, 0) for n in range(min(runs, workers))
-    ]
-    waiting = len(events)
-    heapq.heapify(events)
-    while events:
-        now, worker, run, at = heapq.heappop(events)
-        passed, part_steps, stop, score, gone = plans[run][at]
-        busy, made, lost = busy + passed, made + part_steps, lost + gone
-        at += 1
-        lost_rung = (
-            halving is not None
-            and stop != steps
-            and not is_good(score, scores[stop], halving)
+    if min(runs, workers, steps, seconds["step_seconds"]) <= 0:
+        raise LabError(
+            "A plan needs runs, workers, steps and the seconds of a step, "
+            "each above 0. Measure a step with one short run."
         )
-        if stop == steps or lost_rung:
-            run, at, waiting = waiting, 0, waiting + 1
-        if run < runs:
-            heapq.heappush(events, (now + plans[run][at][0], worker, run, at))
+    rungs = halving.rungs(steps) if halving else []
+    stops = [*rungs, steps]
+    waiting = (_parts(stops, seed, n, **seconds) for n in range(runs))
+    scores: dict[int, list[float]] = {rung: [] for rung in rungs}
+    now, busy, lost, made, events = machine_start_seconds, 0.0, 0, 0, []
+
+    def go_on(worker: int, run: Iterator[tuple] | None) -> None:
+        if run:
+            part = next(run)
+            heapq.heappush(events, (now + part[0], worker, part, run))
+
+    for worker in range(workers):
+        go_on(worker, next(waiting, None))
+    while events:
+        now, worker, (passed, part_steps, stop, score, gone), run = (
+            heapq.heappop(events)
+        )
+        busy, made, lost = busy + passed, made + part_steps, lost + gone
+        over = stop == steps or not _is_good(score, scores[stop], halving)
+        go_on(worker, next(waiting, None) if over else run)
     return {
         "runs": runs,
         "workers": workers,
@@ -80,7 +86,7 @@ def simulate(
     }
 
 
-def parts(
+def _parts(
     stops: list[int],
     seed: int,
     number: int,
@@ -90,12 +96,10 @@ def parts(
     start_seconds: float = 0.0,
     evaluation_seconds: float = 0.0,
     lost_per_worker_hour: float = 0.0,
-) -> list[tuple[float, int, int, float, int]]:
+) -> Iterator[tuple[float, int, int, float, int]]:
     """A run from stop to stop: seconds, steps, stop, score, losses.
 
     Args:
-        stops: the steps at which it is evaluated.
-        seed, number: of the run; they determine its luck.
         step_seconds: of a step, the mean over the runs.
         step_spread: relative standard deviation of that between runs.
         start_seconds: of a worker with a run, imports and base model.
@@ -111,8 +115,10 @@ def parts(
     quality, before = chance.normal(), 0
     rate, again = lost_per_worker_hour / 3600, start_seconds + step_seconds / 2
     if rate * again >= 1:
-        raise ValueError("each loss costs more than the time between losses")
-    found = []
+        raise LabError(
+            f"With {lost_per_worker_hour:g} losses an hour, each of {again:g} "
+            "seconds, no run would ever be over. Lower lost_per_worker_hour."
+        )
     for stop in stops:
         seconds = (stop - before) * step_seconds * pace + evaluation_seconds
         seconds += 0 if before else start_seconds
@@ -120,15 +126,13 @@ def parts(
         while rate and (passed := fate.exponential(1 / rate)) < left:
             left, lost = left + again - passed, lost + 1
         score = quality + NOISE * chance.normal()
-        passed = seconds + lost * again
-        found.append((passed, stop - before, stop, score, lost))
+        yield seconds + lost * again, stop - before, stop, score, lost
         before = stop
-    return found
 
 
-def is_good(score: float, before: list[float], halving: Halving) -> bool:
+def _is_good(score: float, before: list[float], halving: Halving) -> bool:
     """Whether a run is among the best of those that came to a rung."""
     share = 100 * (1 - 1 / halving.factor)
-    good = not before or score >= np.percentile(before, share)
+    good = not before or score >= np.nanpercentile(before, share)
     before.append(score)
     return bool(good)

@@ -7,17 +7,16 @@ to end the run after its step, and `exempt`, which says that halving leaves
 the run alone.
 """
 
+import contextlib
 import hashlib
 import json
 import os
 import platform
 import time
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import filelock
 import torch
@@ -38,19 +37,24 @@ PARENT = "parent"
 
 @dataclass(frozen=True)
 class RunState:
-    """A run, as its directory shows it."""
+    """A run, as its directory shows it.
+
+    Attributes:
+        directory: the run's.
+    """
 
     directory: Path
 
     @cached_property
     def record(self) -> dict:
         """Everything that determines it; see `plan.run_record`."""
-        return read_json(self.directory / "settings.json") or {}
+        return read_json(self.directory / "settings.json")
 
     @cached_property
     def settings(self) -> RunSettings:
         """What it trains with."""
-        return RunSettings(**self.record["settings"])
+        # A run from before there were optimizations had none.
+        return RunSettings(**{"optimizations": ()} | self.record["settings"])
 
     @property
     def steps(self) -> int:
@@ -70,8 +74,13 @@ class RunState:
         length of answers, share it; data and reading are the grid's.
         """
         one = self.settings
-        limit = one.max_completion_length
-        code = short_hash([self.record["weights"], one.load_in_4bit, limit])
+        code = short_hash(
+            [
+                self.record["weights"],
+                one.load_in_4bit,
+                one.max_completion_length,
+            ]
+        )
         base = self.directory.parent.parent / "base"
         return base / f"{one.short_model}_{code}" / "evaluation.json"
 
@@ -88,13 +97,30 @@ class RunState:
 
     @property
     def is_exempt(self) -> bool:
-        """Whether halving leaves it alone: a clone, or resumed by hand."""
+        """Whether halving leaves it alone.
+
+        Clones and runs that somebody resumed by hand are.
+        """
         return self.clone is not None or (self.directory / "exempt").exists()
 
     @property
     def stop_requested(self) -> bool:
         """Whether somebody has asked for its end."""
         return (self.directory / "stop").exists()
+
+    def has_reached(self, rung: int) -> bool:
+        """Whether it was measured at a rung."""
+        return rung_path(self.directory, rung).exists()
+
+    def at_rung(self, rung: int) -> Evaluation | None:
+        """Its answers at a rung; None if it is not there yet."""
+        return Evaluation.load(rung_path(self.directory, rung))
+
+    def end(self, status: str, reason: str = "") -> None:
+        """Note how it ended; what had been asked for is over then."""
+        result = {"status": status} | ({"reason": reason} if reason else {})
+        write_json(self.directory / "result.json", result)
+        (self.directory / "stop").unlink(missing_ok=True)
 
     @property
     def is_held(self) -> bool:
@@ -105,28 +131,15 @@ class RunState:
         except LabError:
             return True
 
-    def at_rung(self, rung: int) -> Evaluation | None:
-        """Its answers at a rung; None if it has not got there yet."""
-        return Evaluation.load(rung_path(self.directory, rung))
-
-    def has_reached(self, rung: int) -> bool:
-        """Whether it was measured at a rung."""
-        return rung_path(self.directory, rung).exists()
-
-    def end(self, status: str, reason: str = "") -> None:
-        """Note how it ended; what had been asked for is over then."""
-        result = {"status": status} | ({"reason": reason} if reason else {})
-        write_json(self.directory / "result.json", result)
-        (self.directory / "stop").unlink(missing_ok=True)
-
 
 def all_runs(output_dir: Path, planned: Sequence[Path]) -> list[RunState]:
     """The planned runs, and the clones that have been made since."""
-    there = (output_dir / "runs").glob("*/settings.json")
+    there = sorted(
+        (output_dir / "runs").glob("*/settings.json"),
+        key=lambda path: path.stat().st_mtime,
+    )
     others = [
-        RunState(path.parent)
-        for path in sorted(there, key=lambda path: path.stat().st_mtime)
-        if path.parent not in planned
+        RunState(path.parent) for path in there if path.parent not in planned
     ]
     clones = [run for run in others if run.clone is not None]
     return [*map(RunState, planned), *clones]
@@ -148,23 +161,27 @@ def note_start(directory: Path) -> None:
 
     Its `step` is that of the checkpoint from which it goes on.
     """
-    path = directory / "environment.json"
     start = training.last_checkpoint(directory) or parent_checkpoint(directory)
-    this = {
-        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "versions": environment.versions(),
-        "device": memory.device_memory().name,
-        "threads": torch.get_num_threads(),
-        "host": platform.node(),
-        "process": os.getpid(),
-        "step": training.step_of(start) if start else 0,
-    }
-    write_json(path, [*(read_json(path) or []), this])
+    starts = read_json(directory / "environment.json") or []
+    starts.append(
+        {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "versions": environment.versions(),
+            "device": memory.device_memory().name,
+            "threads": torch.get_num_threads(),
+            "host": platform.node(),
+            "process": os.getpid(),
+            "step": training.step_of(start) if start else 0,
+        }
+    )
+    write_json(directory / "environment.json", starts)
 
 
-def hold(
-    directory: Path, patience: float | None = None
-) -> AbstractContextManager:
+# --- One process at a time in a directory -----------------------------------
+
+
+@contextlib.contextmanager
+def hold(directory: Path, patience: float | None = None) -> Iterator[None]:
     """Hold a run, so that no second process trains it.
 
     A worker may be given up as lost, or a driver be killed, while what it was
@@ -177,44 +194,63 @@ def hold(
     Raises:
         LabError: another one holds it.
     """
-    return lock(
-        directory / "run.lock",
+    held = lock(
+        directory,
+        "run.lock",
         HOLD_SECONDS if patience is None else patience,
         f"Another process still trains {directory.name}, perhaps a worker of "
         "an earlier start. Wait for it, or end it: environment.json in the "
         "run's directory tells its machine and number. Then run this again.",
     )
+    try:
+        yield
+    finally:
+        held.release()
+
+
+@contextlib.contextmanager
+def claim(output_dir: Path, shared: dict) -> Iterator[None]:
+    """Hold a grid's directory for one process at a time."""
+    held = lock(output_dir, "grid.lock")
+    try:
+        write_json(output_dir / "grid.json", shared)
+        yield
+    finally:
+        held.release()
 
 
 def lock(
-    path: Path, patience: float = 0, advice: str = "", **options: Any
-) -> AbstractContextManager:
-    """Lock a file for this process, and make its directory.
+    directory: Path,
+    name: str,
+    patience: float = 0,
+    advice: str = "",
+    is_singleton: bool = False,
+) -> filelock.BaseFileLock:
+    """Make a directory, and lock it for this process.
 
     Args:
-        path: the file.
+        name: the lock's file.
         patience: seconds to wait for another process.
         advice: what to say if that does not let go.
-        options: those of `filelock.FileLock`.
-
-    Returns:
-        The lock, which is held from now until the end of a `with` block.
+        is_singleton: whether this process may hold it twice.
 
     Raises:
         LabError: another process holds it, or nothing can be written there.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return filelock.FileLock(path, **options).acquire(timeout=patience)
+        directory.mkdir(parents=True, exist_ok=True)
+        found = filelock.FileLock(directory / name, is_singleton=is_singleton)
+        found.acquire(timeout=patience)
     except filelock.Timeout:
         raise LabError(
             advice
-            or f"Another process is training in {path.parent} right now, and "
+            or f"Another process is training in {directory} right now, and "
             "two would write over each other. Wait for it, stop it, or choose "
             "another OUTPUT_DIR."
         ) from None
     except OSError as error:
         raise LabError(
-            f"Nothing can be written to {path.parent}: {error.strerror}. "
+            f"Nothing can be written to {directory}: {error.strerror}. "
             "Choose another OUTPUT_DIR, one that you may write to."
         ) from error
+    return found

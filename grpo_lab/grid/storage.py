@@ -2,9 +2,10 @@
 
 A store is a URI: `s3://BUCKET/PREFIX?region=eu-central-1`, or with
 `?scheme=http&endpoint_override=HOST:PORT` any server that speaks S3;
-`gs://BUCKET/PREFIX` or `abfs://CONTAINER@ACCOUNT.dfs.core.windows.net/PREFIX`.
-Credentials come from where the provider's own tools look for them. What the
-network refuses is tried again by the store's client.
+`gs://BUCKET/PREFIX`, `abfs://CONTAINER@ACCOUNT.dfs.core.windows.net/PREFIX`,
+or `file:///PATH` for a disk that all machines see. Credentials come from
+where the provider's own tools look for them. What the network refuses is
+tried again by the store's client.
 
 A finished checkpoint never changes: it is copied once, and the object
 `checkpoint-N.complete` beside it, without which the copy does not count,
@@ -19,7 +20,7 @@ import re
 import shutil
 import tempfile
 import uuid
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -27,7 +28,7 @@ import pyarrow
 from pyarrow import fs
 from transformers import TrainerCallback
 
-from grpo_lab.errors import LabError, first_line
+from grpo_lab.errors import LabError
 from grpo_lab.files import read_json, write_json
 
 KEPT = 2
@@ -39,10 +40,7 @@ TRIES = 10
 REQUESTS = ("stop", "exempt")
 """Files of a run by which somebody asks for something; they may go again."""
 
-DECIDED = (*REQUESTS, "rungs.json")
-"""Files of a run that only the driver writes."""
-
-RESULT = "result.json"
+RUNGS, RESULT = "rungs.json", "result.json"
 
 _DISK = fs.LocalFileSystem()
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
@@ -62,10 +60,10 @@ def _reported(method: Callable) -> Callable:
         except (OSError, pyarrow.ArrowException) as error:
             raise LabError(
                 f"The store {shown(self.uri)} or this disk has failed: "
-                f"{first_line(error)[:300]} See that there is room on both, "
-                "that this machine reaches the store, and that its "
-                "credentials may read, write and delete there; then run this "
-                "again: it goes on where it stopped."
+                f"{_first_line(error)}. See that there is room on both, that "
+                "this machine reaches the store, and that its credentials "
+                "may read, write and delete there; then run this again: it "
+                "goes on where it stopped."
             ) from error
 
     return reported
@@ -76,8 +74,7 @@ class Mirror:
 
     The driver's directory holds records, decisions and results; a worker
     trains in a temporary one. It sends its run to the store after each step,
-    and whoever takes the run up next begins with that. Can be pickled; each
-    process then has its own connection and its own directory.
+    and whoever takes the run up next begins with that. Can be pickled.
 
     Args:
         uri: see the module.
@@ -90,17 +87,19 @@ class Mirror:
     """
 
     def __init__(self, uri: str, output_dir: Path) -> None:
-        _open(uri)  # nothing is written for a place that is none
-        note = Path(output_dir) / "grid.store.json"
-        name = f"{Path(output_dir).resolve().name}-{uuid.uuid4().hex}"
-        found = read_json(note) or {"folder": name}
-        write_json(note, found)
-        self.uri, self.folder = uri, found["folder"]
-        self.sent: dict[str, tuple[int, int]] = {}
+        self.uri = str(uri)
+        self.__setstate__(
+            {"uri": self.uri, "folder": _folder(output_dir, self.uri)}
+        )
         self._check()
 
     def __getstate__(self) -> dict:
-        return {"uri": self.uri, "folder": self.folder, "sent": {}}
+        """Each process has its own connection and its own directory."""
+        return {"uri": self.uri, "folder": self.folder}
+
+    def __setstate__(self, state: dict) -> None:
+        self.__dict__.update(state)
+        self.sent: dict[str, tuple[int, int]] = {}
 
     @functools.cached_property
     def _store(self) -> fs.SubTreeFileSystem:
@@ -110,7 +109,8 @@ class Mirror:
 
     @_reported
     def _check(self) -> None:
-        name = f"check-{uuid.uuid4().hex}"
+        self._store.create_dir("runs")
+        name = f"runs/check-{uuid.uuid4().hex}"
         with self._store.open_output_stream(name) as stream:
             stream.write(b"ok")
         self._store.delete_file(name)
@@ -120,33 +120,34 @@ class Mirror:
     @_reported
     def send_run(self, directory: Path) -> None:
         """Give a run to the workers: its record, and what is decided."""
-        stored = self._list(f"runs/{directory.name}")
-        names = ("settings.json", *DECIDED, RESULT)
-        self._send_or_delete(directory, names, stored)
+        name = _name(directory)
+        for file in ("settings.json", *REQUESTS, RUNGS, RESULT):
+            self._send_or_delete(directory / file, f"{name}/{file}")
         for folder in ("parent", "reward_files"):
-            place = f"runs/{directory.name}/{folder}"
-            self._send_files(directory / folder, place, all_of_it=True)
+            for file in _files(directory / folder):
+                self._send(file, f"{name}/{_below(file, directory)}")
 
     @_reported
     def exchange(self, directory: Path) -> None:
         """Pass on requests and decisions, and fetch the newest metrics."""
-        place = f"runs/{directory.name}"
-        stored = [file for file in DECIDED if f"{place}/{file}" in self.sent]
-        self._send_or_delete(directory, DECIDED, stored)
-        self._fetch(f"{place}/metrics.csv", directory / "metrics.csv")
+        name = _name(directory)
+        for file in (*REQUESTS, RUNGS):
+            if (directory / file).exists() or f"{name}/{file}" in self.sent:
+                self._send_or_delete(directory / file, f"{name}/{file}")
+        self._fetch(f"{name}/metrics.csv", directory / "metrics.csv")
 
     @_reported
     def has_finished(self, directory: Path) -> bool:
         """Whether a run is done, though no driver has noted it."""
         with tempfile.TemporaryDirectory() as place:
             found = Path(place, RESULT)
-            self._fetch(f"runs/{directory.name}/{RESULT}", found)
+            self._fetch(f"{_name(directory)}/{RESULT}", found)
             return (read_json(found) or {}).get("status") == "done"
 
     @_reported
     def collect(self, directory: Path) -> None:
         """Fetch everything of a run but its checkpoints."""
-        self._fetch_files(f"runs/{directory.name}", directory, DECIDED)
+        self._fetch_files(_name(directory), directory, (*REQUESTS, RUNGS))
         self._fetch_files("base", directory.parent.parent / "base")
 
     @_reported
@@ -155,13 +156,12 @@ class Mirror:
 
         One that a worker has replaced by newer ones meanwhile is left out.
         """
-        run = f"runs/{directory.name}"
-        for step in _numbers(_MARK, self._list(run))[:KEPT]:
+        for step in self._steps(_MARK, _name(directory))[:KEPT]:
+            name = f"{_name(directory)}/checkpoint-{step}"
             part = place / f"part-checkpoint-{step}"
-            part.mkdir(parents=True, exist_ok=True)
             with contextlib.suppress(FileNotFoundError):
-                self._copy_here(f"{run}/checkpoint-{step}", part)
-                if step in _numbers(_MARK, self._list(run)):
+                self._copy_here(name, part)
+                if self._is_stored(f"{name}.complete"):
                     part.rename(place / f"checkpoint-{step}")
             shutil.rmtree(part, ignore_errors=True)
 
@@ -172,18 +172,21 @@ class Mirror:
         """This process's own copy of the grid's directory."""
         return Path(tempfile.mkdtemp(prefix="grpo-lab-grid-"))
 
+    def forget(self) -> None:
+        """Delete this process's copy of the runs; the store has them."""
+        shutil.rmtree(self.root / "runs", ignore_errors=True)
+
     def close(self) -> None:
         """Delete everything that this process has copied."""
         shutil.rmtree(self.root, ignore_errors=True)
 
     @_reported
     def fetch_run(self, run: str) -> Path:
-        """A grid's directory in which this run alone can be trained here."""
-        shutil.rmtree(self.root / "runs", ignore_errors=True)
+        """The directory of a grid in which a run can be trained here."""
         directory = self.root / "runs" / run
         # First, for the metrics of a checkpoint's steps were sent before it.
         self.fetch_checkpoints(directory, directory)
-        self._fetch_files(f"runs/{run}", directory)
+        self._fetch_files(_name(directory), directory)
         self._fetch_files("base", self.root / "base")
         return self.root
 
@@ -191,8 +194,7 @@ class Mirror:
     def before(self, directory: Path) -> None:
         """Fetch what was asked for meanwhile, or is asked for no more."""
         for file in REQUESTS:
-            place = f"runs/{directory.name}/{file}"
-            if not self._fetch(place, directory / file):
+            if not self._fetch(f"{_name(directory)}/{file}", directory / file):
                 (directory / file).unlink(missing_ok=True)
 
     @_reported
@@ -201,109 +203,120 @@ class Mirror:
 
         The answers of the base model first: a run that is done has them.
         """
-        place = f"runs/{directory.name}"
+        name = _name(directory)
         self._send_files(self.root / "base", "base")
-        self._send_files(directory, place, (*DECIDED, RESULT))
-        self._send_checkpoints(directory, place)
+        self._send_files(directory, name, (*REQUESTS, RUNGS, RESULT))
+        self._send_checkpoints(directory, name)
         if (directory / RESULT).exists():
-            self._send(directory / RESULT, f"{place}/{RESULT}")
+            self._send(directory / RESULT, f"{name}/{RESULT}")
 
     def callback(self, directory: Path) -> TrainerCallback:
         """Sends each checkpoint, and looks for a request to stop."""
         return _Sending(self, directory)
 
-    # --- files and checkpoints
+    # --- small files
 
-    def _send_or_delete(
-        self, directory: Path, names: Iterable[str], stored: Collection[str]
-    ) -> None:
-        for file in names:
-            place = f"runs/{directory.name}/{file}"
-            if (directory / file).exists():
-                self._send(directory / file, place)
-            elif file in stored:
-                self._store.delete_file(place)
-                self.sent.pop(place, None)
+    def _send_or_delete(self, file: Path, name: str) -> None:
+        if file.exists():
+            self._send(file, name)
+        elif self._is_stored(name):
+            self._store.delete_file(name)
+            self.sent.pop(name, None)
 
     def _send_files(
-        self,
-        folder: Path,
-        place: str,
-        skip: Collection[str] = (),
-        all_of_it: bool = False,
+        self, folder: Path, name: str, skip: tuple[str, ...] = ()
     ) -> None:
-        for file in sorted(
-            path for path in folder.rglob("*") if path.is_file()
-        ):
-            name = file.relative_to(folder).as_posix()
-            if all_of_it or not (_NOT_SMALL.match(name) or name in skip):
-                self._send(file, f"{place}/{name}")
+        for file in _files(folder):
+            path = _below(file, folder)
+            if not _NOT_SMALL.match(path) and path not in skip:
+                self._send(file, f"{name}/{path}")
 
-    def _send(self, file: Path, place: str) -> None:
+    def _send(self, file: Path, name: str) -> None:
         """Store a file if it has changed; it appears whole or not at all."""
-        if self.sent.get(place) != _stamp(file):
-            stamp = _stamp(file)
-            self._copy_there(file, place)
-            self.sent[place] = stamp
+        stamp = _stamp(file)
+        if self.sent.get(name) == stamp:
+            return
+        if self._store.base_fs.type_name == "local":
+            self._store.create_dir(os.path.dirname(name))
+            self._copy_there(file, f"{name}.part")
+            self._store.move(f"{name}.part", name)
+        else:  # an object of any other store appears whole
+            self._copy_there(file, name)
+        self.sent[name] = stamp
 
     def _fetch_files(
-        self, place: str, folder: Path, skip: Collection[str] = ()
+        self, name: str, folder: Path, skip: tuple[str, ...] = ()
     ) -> None:
         """Fetch small files, the result last."""
-        names = self._list(place, files_below=True)
-        for name in sorted(names, key=lambda name: (name == RESULT, name)):
-            if not _NOT_SMALL.match(name) and name not in skip:
-                self._fetch(f"{place}/{name}", folder / name)
+        paths = self._list(name, fs.FileType.File)
+        for path in sorted(paths, key=lambda path: (path == RESULT, path)):
+            if not _NOT_SMALL.match(path) and path not in skip:
+                self._fetch(f"{name}/{path}", folder / path)
 
-    def _fetch(self, place: str, file: Path) -> bool:
+    def _fetch(self, name: str, file: Path) -> bool:
         """Get a file, whole or not at all; False if it is not stored."""
-        part = file.with_name(f"{file.name}.{os.getpid()}.part")
-        file.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            self._copy_here(place, part)
-            os.replace(part, file)
-        except FileNotFoundError:
+        if not self._is_stored(name):
             return False
+        part = file.with_name(f"{file.name}.{os.getpid()}.part")
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            self._copy_here(name, part)
+            os.replace(part, file)
         finally:
             part.unlink(missing_ok=True)
-        self.sent[place] = _stamp(file)
+        self.sent[name] = _stamp(file)
         return True
 
-    def _send_checkpoints(self, directory: Path, place: str) -> None:
-        """Store what is new, the newest first, then delete what is old."""
-        stored = _numbers(_MARK, self._list(place))
-        marks = directory.glob("checkpoint-*/complete")
-        for step in _numbers(_CHECKPOINT, [m.parent.name for m in marks]):
-            if step not in stored:
-                name = f"checkpoint-{step}"
-                self._copy_there(directory / name, f"{place}/{name}")
-                mark = f"{place}/{name}.complete"
-                self._store.open_output_stream(mark).close()
-        names = self._list(place)
-        newest = _numbers(_MARK, names)[:KEPT]
-        for step in _numbers(_CHECKPOINT, names):
-            if newest and step < newest[-1]:
-                if f"checkpoint-{step}.complete" in names:
-                    mark = f"{place}/checkpoint-{step}.complete"
-                    self._store.delete_file(mark)
-                self._store.delete_dir(f"{place}/checkpoint-{step}")
+    # --- checkpoints and the store
 
-    def _list(self, place: str, files_below: bool = False) -> list[str]:
+    def _send_checkpoints(self, directory: Path, name: str) -> None:
+        """Store what is new, the newest first, then delete what is old."""
+        stored = self._steps(_MARK, name)
+        marks = directory.glob("checkpoint-*/complete")
+        for step in _numbers(_CHECKPOINT, (m.parent.name for m in marks)):
+            if step not in stored:
+                place = f"checkpoint-{step}"
+                self._copy_there(directory / place, f"{name}/{place}")
+                mark = f"{name}/{place}.complete"
+                self._store.open_output_stream(mark).close()
+        newest = self._steps(_MARK, name)[:KEPT]
+        for step in self._steps(_CHECKPOINT, name):
+            if newest and step < newest[-1]:
+                mark = f"{name}/checkpoint-{step}.complete"
+                if self._is_stored(mark):
+                    self._store.delete_file(mark)
+                self._store.delete_dir(f"{name}/checkpoint-{step}")
+
+    def _steps(self, pattern: re.Pattern, name: str) -> list[int]:
+        """The steps of a run's checkpoints or marks, the newest first."""
+        return _numbers(pattern, self._list(name))
+
+    def _list(self, name: str, only: fs.FileType | None = None) -> list[str]:
         """What lies in a folder; or all files below it, by their paths."""
-        found = self._store.get_file_info(
-            fs.FileSelector(place, allow_not_found=True, recursive=files_below)
+        wanted = fs.FileSelector(
+            name, allow_not_found=True, recursive=only is not None
         )
+        found = self._store.get_file_info(wanted)
         return [
-            info.path[len(place) + 1 :]
+            info.path[len(name) + 1 :]
             for info in found
-            if info.is_file or not files_below
+            if only in (None, info.type)
         ]
 
-    def _copy_there(self, source: Path, place: str) -> None:
-        fs.copy_files(str(source), place, _DISK, self._store)
+    def _is_stored(self, name: str) -> bool:
+        return self._store.get_file_info(name).is_file
 
-    def _copy_here(self, place: str, target: Path) -> None:
-        fs.copy_files(place, str(target), self._store, _DISK)
+    def _copy_there(self, source: Path, name: str) -> None:
+        # Arrow makes the folders below a folder, but not that one.
+        is_disk = self._store.base_fs.type_name == "local"
+        if source.is_dir() and is_disk:
+            self._store.create_dir(name)
+        fs.copy_files(str(source), name, _DISK, self._store)
+
+    def _copy_here(self, name: str, target: Path) -> None:
+        if self._store.get_file_info(name).type == fs.FileType.Directory:
+            target.mkdir(parents=True, exist_ok=True)
+        fs.copy_files(name, str(target), self._store, _DISK)
 
 
 class _Sending(TrainerCallback):
@@ -325,16 +338,46 @@ def shown(uri: str) -> str:
     return re.sub(rf"({kept})[^/]*(?=@)", r"\1", bare).replace("//@", "//")
 
 
+def _folder(output_dir: Path, uri: str) -> str:
+    """The name of a grid's folder in the store, made at the first start."""
+    _open(uri)  # nothing is written for a place that is none
+    note = output_dir / "grid.store.json"
+    found = read_json(note)
+    if found is None:
+        found = {"folder": f"{output_dir.resolve().name}-{uuid.uuid4().hex}"}
+        write_json(note, found)
+    return found["folder"]
+
+
+def _name(directory: Path) -> str:
+    """Of a run in the store."""
+    return f"runs/{directory.name}"
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def _below(file: Path, folder: Path) -> str:
+    return file.relative_to(folder).as_posix()
+
+
 def _stamp(file: Path) -> tuple[int, int]:
     """What says that a file has not changed: its size and its mtime."""
     found = file.stat()
     return found.st_size, found.st_mtime_ns
 
 
-def _numbers(pattern: re.Pattern, names: Iterable[str]) -> list[int]:
+def _numbers(pattern: re.Pattern, names) -> list[int]:
     """The numbers of those names that have the form, the largest first."""
     found = (pattern.fullmatch(name) for name in names)
     return sorted((int(match[1]) for match in found if match), reverse=True)
+
+
+def _first_line(error: Exception) -> str:
+    """Of an error's text; some go on for pages."""
+    lines = str(error).splitlines() or [type(error).__name__]
+    return lines[0][:300].rstrip(". ")
 
 
 def _open(uri: str) -> tuple[fs.FileSystem, str]:
@@ -345,25 +388,35 @@ def _open(uri: str) -> tuple[fs.FileSystem, str]:
     """
     try:
         parts = urlsplit(uri)
-        if parts.scheme == "file" or not parts.netloc:
-            raise ValueError("it has no bucket")
+        place = parts.path if parts.scheme == "file" else parts.netloc
+        if not place.strip("/"):
+            raise ValueError("it has no bucket or directory")
         if parts.scheme == "s3":
             return _open_s3(uri)
         return fs.FileSystem.from_uri(uri)
     except (ValueError, TypeError, NotImplementedError, OSError) as error:
-        words = first_line(error)[:300].replace(uri, shown(uri))
+        words = _first_line(error).replace(uri, shown(uri))
         # Without its cause, which may show the URI with its secret.
         raise LabError(
-            f"{shown(uri)!r} can't be used as a store: {words} Name a place "
-            "such as s3://bucket/prefix or gs://bucket/prefix, with a space "
-            "written as %20."
+            f"{shown(uri)!r} can't be used as a store: {words}. Name a place "
+            "such as s3://bucket/prefix, gs://bucket/prefix or "
+            "file:///directory, with a space written as %20."
         ) from None
+
+
+def _typed(name: str, text: str) -> str | bool | float:
+    """An option of a URI as `pyarrow.fs.S3FileSystem` takes it."""
+    if name.endswith("_timeout"):
+        return float(text)
+    return {"true": True, "false": False}.get(text.lower(), text)
 
 
 def _open_s3(uri: str) -> tuple[fs.FileSystem, str]:
     """By hand, for a URI can't say how often to try."""
     parts = urlsplit(uri)
-    options: dict = dict(parse_qsl(parts.query))
+    options = {
+        name: _typed(name, text) for name, text in parse_qsl(parts.query)
+    }
     bucket = parts.netloc.rpartition("@")[2]
     if not {"region", "endpoint_override"} & options.keys():
         options["region"] = fs.resolve_s3_region(bucket)

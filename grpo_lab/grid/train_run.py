@@ -6,6 +6,7 @@ next run.
 """
 
 import contextlib
+import functools
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -19,10 +20,10 @@ from transformers import (
     PreTrainedTokenizerBase,
     TrainerCallback,
 )
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOTrainer
 
 from grpo_lab import evaluation, memory, models, training
-from grpo_lab.errors import LabError, first_line
+from grpo_lab.errors import LabError
 from grpo_lab.evaluation import Evaluation
 from grpo_lab.files import read_json, write_json, write_whole
 from grpo_lab.grid.halving import rung_path
@@ -98,8 +99,11 @@ class Training:
         """A run's base model, loaded if the last one left another."""
         found, self.loaded = self.loaded, None
         wanted = settings.model, settings.load_in_4bit
-        shares = "one_base" in settings.optimizations
-        if found and found[0] == wanted and shares:
+        if (
+            found
+            and found[0] == wanted
+            and "one_base" in settings.optimizations
+        ):
             return found[1:]
         del found  # its memory, before the next one is loaded
         memory.free_memory()
@@ -140,10 +144,7 @@ class Training:
         """
         refuse_full_disk(directory)
         resolved = self.resolve(settings, base[1])
-        path = directory / "environment.json"
-        *before, last = read_json(path) or []
-        active = {"optimizations": list(resolved.optimizations)}
-        write_json(path, [*before, last | active])
+        _note_optimizations(directory, resolved.optimizations)
         trainer = training.build_trainer(
             resolved, self.task.splits.train, rewards, directory, *base,
             self.on_step and (lambda *step: self.on_step()),
@@ -186,6 +187,7 @@ class GridTraining(Training):
     def fetch(self, part: Part) -> Path:
         """Have a run on this machine; the file that its worker prints to."""
         if self.mirror:
+            self.mirror.forget()
             self.directory = self.mirror.fetch_run(Path(part.place).name)
         return self.directory / part.place / "worker.log"
 
@@ -199,48 +201,57 @@ class GridTraining(Training):
         """Train a run to a rung, or to its end, and measure it there.
 
         What becomes of it lies in its directory: the answers at the rung, or
-        a result with the reason if it failed or was stopped. If a request to
-        stop is withdrawn too late, there is neither, and it is run again.
+        a result with the reason if it failed or was stopped.
 
         Raises:
             LabError: another process trains it, or nothing can be written.
         """
         run = RunState(self.directory / part.place)
         with hold(run.directory):
+            when = time.strftime("%Y-%m-%d %H:%M:%S")
             if self.on_step is None:  # on a worker, to its log
                 with contextlib.suppress(OSError):  # a full disk fails below
-                    when = time.strftime("%Y-%m-%d %H:%M:%S")
                     words = f"to step {part.target} of {run.steps}"
                     print(f"{when}: {words}", flush=True)
-            there = part.target < run.steps and run.has_reached(part.target)
             # Another worker may have got there before it was lost.
-            if run.is_open and not there:
-                if self.mirror:
-                    self.callbacks = (self.mirror.callback(run.directory),)
-                    self.mirror.before(run.directory)
-                self._train_or_say_why_not(run, part.target)
-                if self.mirror:
-                    self.mirror.after(run.directory)
+            if run.is_open and not (
+                part.target < run.steps and run.has_reached(part.target)
+            ):
+                self._run_mirrored(run, part.target)
         memory.free_memory()
 
-    def _train_or_say_why_not(self, run: RunState, target: int) -> None:
-        trace = run.directory / "error.txt"
-        trace.unlink(missing_ok=True)
+    def _run_mirrored(self, run: RunState, target: int) -> None:
+        if self.mirror:
+            self.callbacks = (self.mirror.callback(run.directory),)
+            self.mirror.before(run.directory)
+        while self._stop_was_withdrawn(run, target):
+            pass
+        if self.mirror:
+            self.mirror.after(run.directory)
+
+    def _stop_was_withdrawn(self, run: RunState, target: int) -> bool:
+        """Do what `run` says; or answer that it has to be done again."""
+        (run.directory / "error.txt").unlink(missing_ok=True)
         try:
             if run.stop_requested:
                 raise Stopped
             note_start(run.directory)
             self._train_and_evaluate(run, target)
         except Stopped:
+            if not run.stop_requested:
+                return True
             checkpoint = training.last_checkpoint(run.directory)
             step = training.step_of(checkpoint) if checkpoint else 0
-            if run.stop_requested:
-                words = f"stopped by hand after step {step} of {run.steps}"
-                run.end("stopped", words)
+            run.end(
+                "stopped", f"stopped by hand after step {step} of {run.steps}"
+            )
         except Exception as error:
             with contextlib.suppress(LabError):  # a full disk takes no text
-                write_whole(trace, traceback.format_exc())
+                write_whole(
+                    run.directory / "error.txt", traceback.format_exc()
+                )
             run.end("failed", reason(error))
+        return False
 
     def _train_and_evaluate(self, run: RunState, target: int) -> None:
         settings, directory = run.settings, run.directory
@@ -250,19 +261,9 @@ class GridTraining(Training):
         def measure(policy: torch.nn.Module, path: Path) -> None:
             self.evaluate(settings, policy, tokenizer).save(path)
 
-        def measure_base(wait: bool) -> None:
-            lock = filelock.FileLock(run.base.with_suffix(".lock"))
-            run.base.parent.mkdir(parents=True, exist_ok=True)
-            with (
-                contextlib.suppress(filelock.Timeout),
-                lock.acquire(timeout=-1 if wait else 0),
-            ):
-                if not run.base.exists():
-                    measure(model, run.base)
-
         # Wanted for the comparison, not for the training: while another
         # worker is at it, this one need not wait.
-        measure_base(wait=False)
+        _once(run.base, functools.partial(measure, model), wait=False)
         with rewards_of(run, self.task.rewards) as rewards:
             trainer = self.train(
                 (model, tokenizer), settings, directory, rewards, target,
@@ -275,9 +276,33 @@ class GridTraining(Training):
             measure(trainer.model, directory / "evaluation.json")
         model = training.detach_adapter(trainer)
         if target == run.steps:
-            measure_base(wait=True)  # that other worker may have been lost
+            # That other worker may have been lost.
+            _once(run.base, functools.partial(measure, model), wait=True)
             run.end("done")
         self.leave_base(settings, (model, tokenizer))
+
+
+def _note_optimizations(directory: Path, optimizations: Sequence[str]) -> None:
+    """Add what makes this start faster to its entry."""
+    path = directory / "environment.json"
+    *before, last = read_json(path)
+    write_json(path, [*before, last | {"optimizations": list(optimizations)}])
+
+
+def _once(path: Path, make: Callable[[Path], None], wait: bool) -> None:
+    """Make a file that several processes want, in one of them.
+
+    Args:
+        path: the file.
+        make: writes it there.
+        wait: while another process is at it; else leave it to that.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    seconds = -1 if wait else 0
+    lock = filelock.FileLock(path.with_suffix(".lock"), timeout=seconds)
+    with contextlib.suppress(filelock.Timeout), lock:
+        if not path.exists():
+            make(path)
 
 
 @contextlib.contextmanager
@@ -305,7 +330,7 @@ def rewards_of(
         yield [known[name] for name in names]
 
 
-def _start_from_parent(directory: Path, arguments: GRPOConfig) -> None:
+def _start_from_parent(directory: Path, arguments: object) -> None:
     """Put a warm clone where its parent stood, unless it is further."""
     start = parent_checkpoint(directory)
     if start is None or training.last_checkpoint(directory) is not None:
@@ -334,8 +359,8 @@ def reason(error: Exception) -> str:
             "The disk is full. Free some space and run this again with the "
             "same OUTPUT_DIR: it goes on from its last checkpoint."
         )
-    kind = type(error).__name__
+    first_line = text.splitlines()[0] if text else "no message"
     return (
-        f"{kind}: {first_line(error)} The full traceback is in error.txt in "
-        "the run's directory."
+        f"{type(error).__name__}: {first_line}. The full traceback is in "
+        "error.txt in the run's directory."
     )

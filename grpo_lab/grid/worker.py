@@ -27,11 +27,16 @@ class Worker:
         context: as `pool.pickled` gives it.
         threads: CPU threads to compute with.
         directory: where a relative path to a model or to data leads.
+        gpus: whether it sees all GPUs, or only those that Ray gave to it.
     """
 
-    def __init__(self, context: bytes, threads: int, directory: Path) -> None:
+    def __init__(
+        self, context: bytes, threads: int, directory: Path, gpus: bool = True
+    ) -> None:
         import torch
 
+        if not gpus:
+            see_own_gpus()
         environment.prepare()
         if directory.is_dir():
             os.chdir(directory)
@@ -57,6 +62,18 @@ class Worker:
         self.context.close()
 
 
+def see_own_gpus() -> None:
+    """Let PyTorch see none of the GPUs, if Ray has given none to this worker.
+
+    Ray hides the others from a worker that asked for GPUs, and none from one
+    that did not ask.
+    """
+    import ray
+
+    if not ray.get_gpu_ids():
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
 def _sendable(error: Exception) -> Exception:
     """An error as it is, if the other process can have it, else its text."""
     try:
@@ -69,9 +86,10 @@ def _sendable(error: Exception) -> Exception:
 def printing_to(log: Path) -> Iterator[None]:
     """Send what this process prints to a file, C code's words included."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    kept = [os.dup(number) for number in (1, 2)]
-    _flush()
+    sys.stdout.flush()
+    sys.stderr.flush()
     with log.open("ab") as file:
+        kept = [os.dup(number) for number in (1, 2)]
         for number in (1, 2):
             os.dup2(file.fileno(), number)
     try:
@@ -80,16 +98,12 @@ def printing_to(log: Path) -> Iterator[None]:
         traceback.print_exc()  # the last words, if there are no more tries
         raise
     finally:
-        _flush()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError):  # a full disk
+                stream.flush()
         for number, before in zip((1, 2), kept, strict=True):
             os.dup2(before, number)
             os.close(before)
-
-
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError):  # a full disk
-            stream.flush()
 
 
 # --- A process of `LocalPool` -----------------------------------------------
