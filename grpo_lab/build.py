@@ -58,19 +58,19 @@ class Edition(NamedTuple):
 
 EDITIONS = (
     Edition(
-        "notebooks",
-        "full",
-        "**Full edition**: one GPU with at least 80 GB of memory. "
+        folder="notebooks",
+        profile="full",
+        banner="**Full edition**: one GPU with at least 80 GB of memory. "
         "With a smaller one, or none, take the [lite edition]({other}).",
-        "lite",
+        other="lite",
     ),
     Edition(
-        "lite",
-        "lite",
-        "**Lite edition**: a GPU with 15 to 80 GB of memory, or "
+        folder="lite",
+        profile="lite",
+        banner="**Lite edition**: a GPU with 15 to 80 GB of memory, or "
         "no GPU at all: then the embedded pocket models run on two CPU "
         "cores. For 80 GB and more take the [full edition]({other}).",
-        "notebooks",
+        other="notebooks",
     ),
 )
 

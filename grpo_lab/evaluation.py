@@ -5,7 +5,7 @@ trained on, with the prompt of the training, decoding greedily, and it reads
 the answer by the "flexible" policy of `rewards.answers`, before and after
 training alike: a base model that answers rightly without tags gets its due,
 so that a gain is a gain in solving and not only in writing tags. How many
-answers are format ok is reported beside it.
+answers are in the requested format is reported beside it.
 """
 
 import math
@@ -116,8 +116,8 @@ class Evaluation:
     def rank(self) -> tuple:
         """The better of two has the higher one.
 
-        That with more right answers; between equals with more well-formed
-        ones, then with shorter ones.
+        That with more right answers; between equals with more in the
+        requested format, then with shorter ones.
         """
         return self.correct, self.format_ok_share, -self.mean_tokens
 

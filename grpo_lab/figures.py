@@ -43,6 +43,7 @@ HEALTH = {
     "loss": "Loss (no sign of progress)",
 }
 """Panels of `health_curves`: columns of metrics.csv, and their titles."""
+SHARES = ("frac_reward_zero_std", "clipped_ratio")  # of them, from 0 to 1
 
 TEXT = {
     "text-align": "left",
@@ -355,7 +356,7 @@ def panel_figure(
         axis.set_title(title, fontsize=10)
         if column == "reward" or column.endswith("_reward"):
             axis.set_ylim(bottom=0)
-        if title.endswith("(share)"):
+        if column in SHARES:
             axis.set_ylim(-0.03, 1.03)
         axis.tick_params(labelsize=8)
     for axis in list(axes.flat)[len(panels) :]:
@@ -442,8 +443,10 @@ def _measured(row: dict) -> dict:
     if pd.isna(row["after"]):  # stopped before it was evaluated
         return dict.fromkeys(heads, "-")
     cells = (
-        _percent(*(row[f"before{end}"] for end in ("", "_low", "_high"))),
-        _percent(*(row[f"after{end}"] for end in ("", "_low", "_high"))),
+        *(
+            _percent(row[when], row[f"{when}_low"], row[f"{when}_high"])
+            for when in ("before", "after")
+        ),
         _points(row["gain"], row["gain_low"], row["gain_high"]),
         f"{row['p_value']:.1g}",
         f"{row['format_ok_before']:.0%} to {row['format_ok_after']:.0%}",

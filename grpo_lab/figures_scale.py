@@ -13,6 +13,7 @@ from grpo_lab.figures import (
     COLOURS,
     GREY,
     HEALTH,
+    SHARES,
     LiveTable,
     closed,
     label,
@@ -135,8 +136,7 @@ def population_curves(metrics: pd.DataFrame) -> Figure:
     Args:
         metrics: see `arena.records.metrics`.
     """
-    shares = ("frac_reward_zero_std", "clipped_ratio")
-    panels = {"reward": "Reward"} | {name: HEALTH[name] for name in shares}
+    panels = {"reward": "Reward"} | {name: HEALTH[name] for name in SHARES}
 
     def draw(axis: Axes, column: str) -> None:
         members = looks(metrics.groupby("member"), MEMBER_COLOURS)

@@ -18,6 +18,7 @@ from pydantic import (
 )
 from pydantic.dataclasses import dataclass
 from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 
 from grpo_lab.errors import LabError
 from grpo_lab.speed.optimizations import (
@@ -142,7 +143,7 @@ class RunSettings:
         try:
             return validate(values)
         except ValidationError as error:
-            raise LabError(_explained({**error.errors()[0]})) from None
+            raise LabError(_explained(error.errors()[0])) from None
 
     @model_validator(mode="after")
     def _refuse_bad_combinations(self) -> Self:
@@ -247,10 +248,11 @@ HINTS = {
 """What to type in place of a value that is refused, where it helps."""
 
 
-def _explained(error: dict) -> str:
+def _explained(error: ErrorDetails) -> str:
     """What pydantic found wrong, as one paragraph for a learner."""
     where, kind = error["loc"][0], error["type"]
-    name = NAMES[where] if where in range(len(NAMES)) else where
+    by_place = isinstance(where, int) and where < len(NAMES)
+    name = NAMES[int(where)] if by_place else str(where)
     if kind == "missing":
         return f"A run needs a {name}. Type {name}= and its value."
     if name not in NAMES:

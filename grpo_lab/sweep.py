@@ -22,7 +22,6 @@ import argparse
 import collections
 import contextlib
 import itertools
-import json
 import os
 import re
 import signal
@@ -265,16 +264,22 @@ def rows(sweep: Sweep) -> pd.DataFrame:
         row = {"combination": name, **parameters}
         row["state"] = "failed" if name in sweep.failed else state
         row |= {"seconds": "", "best_run": "", "accuracy": ""}
-        # A run may not have come so far, and a lesson may have no grid.
-        with contextlib.suppress(OSError, ValueError, LookupError):
-            notebook = json.loads((place / sweep.lesson.name).read_text())
+        with contextlib.suppress(*_NOT_THERE):
+            notebook = read_json(place / sweep.lesson.name)
             duration = notebook["metadata"]["papermill"]["duration"]
             row["seconds"] = str(round(duration))
-            results = json.loads((place / "run/results.json").read_text())
-            best = max(results["leaderboard"], key=lambda one: one["after"])
+        with contextlib.suppress(*_NOT_THERE):
+            board = read_json(place / "run" / "results.json")["leaderboard"]
+            # A run that was stopped early may have no accuracy.
+            measured = [one for one in board if one["after"] >= 0]
+            best = max(measured, key=lambda one: one["after"])
             row["best_run"], row["accuracy"] = best["run"], str(best["after"])
         found.append(row)
     return pd.DataFrame(found)
+
+
+_NOT_THERE = (LabError, OSError, ValueError, LookupError, TypeError)
+"""A run may not have come so far, and a lesson may have no grid."""
 
 
 def _report(sweep: Sweep) -> str:

@@ -6,11 +6,8 @@ ASCII and LaTeX, without the commands that only place or size what they hold.
 
 import re
 import unicodedata
-from collections.abc import Callable
 
-Rule = tuple[str, str | Callable[[re.Match[str]], str]]
-
-CHARACTERS = {
+_TABLE = str.maketrans({
     # full-width forms, and the digits of mathematical alphabets
     **{chr(code): chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)},
     **{chr(0x1D7CE + i): str(i % 10) for i in range(50)},
@@ -28,8 +25,7 @@ CHARACTERS = {
     **dict(zip("。、×÷π∞≈", (
         ".", ",", r"\times ", r"\div ", r"\pi ", r"\infty ", r"\approx ",
     ), strict=True)),
-}  # fmt: skip
-_TABLE = str.maketrans(CHARACTERS)
+})  # fmt: skip
 _INVISIBLE = re.compile(
     "[\u00ad\u061c\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]"
 )

@@ -113,8 +113,8 @@ def is_equivalent(
     Source: math_verify by Hugging Face, with a comparison by values.
     """
     answer = extract_answer(completion, policy)
-    pay = grade([answer], [gold])[0].score(1.0)
-    return None if pay is None else bool(pay)
+    score = grade([answer], [gold])[0].score(1.0)
+    return None if score is None else bool(score)
 
 
 def grade(

@@ -438,6 +438,7 @@ def test_the_control_has_the_same_completions_and_no_evolution():
     [
         ("lora_r: 16", "lora_r: yes", "lora_r is True, but must be a number"),
         ("lora_r: 16", "lora_r: 16\n    lora_r: 8", "lora_r is given twice"),
+        ("lora_r: 16", "? [lora_r]\n    : 16", "is no YAML"),
     ],
 )
 def test_what_yaml_would_read_otherwise_is_refused(old, new, words):

@@ -13,7 +13,7 @@ import pytest
 from lessons import ENDLESS, is_alive, lesson, pids, start, wait_until
 
 from grpo_lab import sweep
-from grpo_lab.files import write_json
+from grpo_lab.files import write_json, write_whole
 
 # One line for each start and each end of a run, in the working directory.
 NOTE = """\
@@ -309,7 +309,12 @@ def test_names_are_safe_bounded_and_all_different(tmp_path):
     "results, expected",
     [
         (None, ("", "")),
+        ("{", ("", "")),
+        ("[]", ("", "")),
         ('{"other": 1}', ("", "")),
+        ('{"leaderboard": [{"run": "a"}]}', ("", "")),
+        ('{"leaderboard": [{"run": "a", "after": NaN}]}', ("", "")),
+        ('{"leaderboard": [{"run": "a", "after": null}]}', ("", "")),
         (
             '{"leaderboard": [{"run": "a", "after": 0.5}, '
             '{"run": "b", "after": 0.75}, {"run": "c", "after": 0.75}]}',
@@ -323,7 +328,7 @@ def test_the_best_run_of_any_results(tmp_path, results, expected):
     notebook = {"metadata": {"papermill": {"duration": 7.4}}}
     write_json(place / "01_tiny.ipynb", notebook)
     if results is not None:
-        write_json(place / "run" / "results.json", json.loads(results))
+        write_whole(place / "run" / "results.json", results)
     [row] = sweep.rows(planned).to_dict("records")
     assert (row["best_run"], row["accuracy"]) == expected
     assert row["seconds"] == "7"

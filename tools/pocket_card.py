@@ -58,7 +58,7 @@ questions of the same kinds, so its figures differ a little.
 | --- | --- | --- |
 {rows}
 
-Of its greedy answers {format_ok_greedy:.0%} are format ok.
+Of its greedy answers {format_ok_greedy:.0%} are in the requested format.
 
 ## What it can't do
 

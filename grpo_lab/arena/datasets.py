@@ -20,7 +20,6 @@ from grpo_lab import data
 from grpo_lab.data import SOURCES, Row, Source, Splits
 from grpo_lab.errors import LabError, first_line, nearest
 from grpo_lab.files import write_whole
-from rewards import gold_number
 
 CATEGORIES = {
     "reasoning": ("question", "answer"),
@@ -294,7 +293,7 @@ def _sift(
             same = data.normalised(row["question"])
         if not all(value.strip() for value in row.values()):
             fault = "nulls"
-        elif category == "reasoning" and gold_number(row["answer"]) is None:
+        elif category == "reasoning" and not SOURCES["gsm8k"].usable(row):
             fault = "unreadable"
         elif same in usable:
             fault = "repeated"

@@ -341,12 +341,13 @@ class Deployments:
         from grpo_lab.arena import serving
 
         with self._holding(deployment_name):
-            server = self._server(deployment_name)
+            before = self._server(deployment_name)
             # An arena may have been moved while its server ran.
-            ours = server if server and server.folder == str(weights) else None
-            if server is None or not (ours and ours.healthy()):
-                if server is not None:
-                    server.stop()
+            if before and before.folder == str(weights) and before.healthy():
+                server = before
+            else:
+                if before:
+                    before.stop()
                 server = self._serve(deployment_name)
         found = experiments.Experiment.load(self._experiment(deployment_name))
         limit = max_new_tokens

@@ -283,15 +283,17 @@ class _Loader(yaml.SafeLoader):
     """Refuses a repeated key, of which PyYAML would take the last one."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict:
-        seen: set[object] = set()
+        seen: set[str] = set()
         for key, _ in node.value:
-            if key.value in seen and isinstance(key.value, str):
+            if not isinstance(key.value, str):
+                continue  # no key of a manifest
+            if key.value in seen:
                 raise yaml.MarkedYAMLError(
                     problem=f"{key.value} is given twice in one section; "
                     "delete one of them",
                     problem_mark=key.start_mark,
                 )
-            seen.add(key.value if isinstance(key.value, str) else None)
+            seen.add(key.value)
         return super().construct_mapping(node, deep)
 
 

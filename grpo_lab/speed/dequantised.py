@@ -87,10 +87,10 @@ class DequantisedLinear(nn.Module):
         self.has_adapter = isinstance(source, LoraLayer)
         if self.has_adapter:
             _refuse_other_adapters(source)
-        base = source.base_layer if self.has_adapter else source
+        base: Any = source.base_layer if self.has_adapter else source
         # In a list, so that the policy does not become a part of the copy.
         self.source_and_base: list[Any] = [source, base]
-        self.bias = self.source_and_base[1].bias
+        self.bias = base.bias
         self.weight: torch.Tensor | None = None
 
     @torch.no_grad()
@@ -160,7 +160,7 @@ def _copied(
     return model.eval(), layers
 
 
-def _unpacked(layer: Any) -> torch.Tensor:
+def _unpacked(layer: nn.Linear) -> torch.Tensor:
     """A layer's weights as its forward pass uses them, out x in."""
     if not isinstance(layer, bnb.nn.Linear4bit):
         return layer.weight.data

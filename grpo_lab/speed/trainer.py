@@ -11,6 +11,7 @@ import hashlib
 import inspect
 import warnings
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 import trl
@@ -257,7 +258,7 @@ def _zero_loss(model: nn.Module) -> torch.Tensor:
     its moments and its weight decay go on.
     """
     trainable = (p for p in model.parameters() if p.requires_grad)
-    return torch.stack([one.sum() for one in trainable]).sum() * 0.0
+    return cast(torch.Tensor, sum(one.sum() for one in trainable)) * 0.0
 
 
 class Rollouts:

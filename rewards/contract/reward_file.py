@@ -160,22 +160,15 @@ class FileReward:
         self, completions: Sequence[Any], prompts: Any = None, **columns: Any
     ) -> list[Score]:
         """Score a batch and say why a score is missing: a Score for each."""
-        texts = completion_texts(completions)
-        golds = gold_column(completions, columns)
-        questions = questions_of(prompts, len(texts), columns)
-        scores = [Score(None, "no gold", "the row has no reference answer")]
-        scores *= len(texts)
-        known = [i for i, gold in enumerate(golds) if gold is not None]
-        calls = [
-            dict(
-                zip(CALL, (questions[i], str(golds[i]), texts[i]), strict=True)
-            )
-            for i in known
+        calls = calls_of(completions, prompts, columns)
+        asked = [[call] for call in calls if call is not None]
+        replies = iter(self._opened().ask(asked))
+        return [
+            Score(None, "no gold", "the row has no reference answer")
+            if call is None
+            else _score_of(next(replies)[0])
+            for call in calls
         ]
-        replies = self._opened().ask([[call] for call in calls])
-        for i, (reply,) in zip(known, replies, strict=True):
-            scores[i] = _score_of(reply)
-        return scores
 
     def close(self) -> None:
         """End the processes and remove what they wrote.
@@ -356,16 +349,33 @@ def _refuse_unusable(path: Path, source: str) -> None:
         )
 
 
-def questions_of(
+def calls_of(
+    completions: Sequence[Any], prompts: Any, columns: dict[str, Any]
+) -> list[dict[str, str | None] | None]:
+    """Return the keywords with which each completion of a batch is scored.
+
+    A row without a reference answer has None. Raises RewardError when the
+    columns don't fit.
+
+    >>> calls_of(["18"], None, {"question": ["9 + 9?"], "answer": [18]})
+    [{'question': '9 + 9?', 'answer': '18', 'completion': '18'}]
+    """
+    texts = completion_texts(completions)
+    golds = gold_column(completions, columns)
+    rows = zip(
+        _questions(prompts, len(texts), columns), golds, texts, strict=True
+    )
+    return [
+        None
+        if gold is None
+        else dict(zip(CALL, (question, str(gold), text), strict=True))
+        for question, gold, text in rows
+    ]
+
+
+def _questions(
     prompts: Any, expected: int, columns: dict[str, Any]
 ) -> list[str | None]:
-    """Return the questions of a batch, a text for each completion.
-
-    Raises RewardError when there are more or fewer than `expected`.
-
-    >>> questions_of(["9 + 9?"], 1, {})
-    ['9 + 9?']
-    """
     names = ("question", "problem")
     name = next((n for n in names if columns.get(n) is not None), "")
     asked = columns[name] if name else prompts or [""] * expected

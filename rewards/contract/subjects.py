@@ -9,14 +9,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from rewards.batch import RewardError, completion_texts, gold_column
+from rewards.batch import RewardError
 from rewards.contract.probes import Example
 from rewards.contract.reward_file import (
     FileReward,
     Score,
+    calls_of,
     finite_score,
     load_reward,
-    questions_of,
     told,
 )
 
@@ -187,15 +187,8 @@ def _for_a_batch(function: Any) -> Callable[..., list[Any]]:
     def reward(
         completions: list[Any], prompts: list[Any], **columns: Any
     ) -> list[Any]:
-        texts = completion_texts(completions)
-        golds = gold_column(texts, columns)
-        questions = questions_of(prompts, len(texts), columns)
-        scores = [
-            function(question=question, answer=str(gold), completion=text)
-            for question, gold, text in zip(
-                questions, golds, texts, strict=True
-            )
-        ]
+        calls = calls_of(completions, prompts, columns)
+        scores = [function(**call) for call in calls if call is not None]
         if any(score is None for score in scores):
             raise TypeError("it returned None, which is no number")
         return scores

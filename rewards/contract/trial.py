@@ -138,11 +138,13 @@ class Trial:
     def _against_the_first_time(self) -> list[tuple[Probe, Score, Score]]:
         """Score a group again as it was when its completions were new.
 
-        A reward that remembers what it has seen gives other scores then.
+        A reward that remembers what it has seen gives other scores then. A
+        group in which a call was late is not asked again.
         """
-        probes, before = zip(*self.judged[0][:GROUP], strict=True)
-        after = self._call(list(probes))
-        return list(zip(probes, before, after, strict=True))
+        asked, before = zip(*self.judged[0][:GROUP], strict=True)
+        if any(score.failure == "timeout" for score in before):
+            return []
+        return list(zip(asked, before, self._call([*asked]), strict=True))
 
     def _score(self, todo: list[Probe]) -> list[Pair]:
         """Score probes in groups; those for which there is no time are left.
