@@ -236,8 +236,10 @@ def _kernel_manager(folder: Path) -> type[AsyncKernelManager]:
     """
     spec = KernelSpec(
         argv=[sys.executable, "-m", "ipykernel_launcher"]
-        # Without its word about unencrypted sockets: they are local.
-        + ["--log-level=ERROR", "-f", "{connection_file}"],
+        # Its own log only: what a cell raises is in the notebook. Sockets
+        # are local, and on a busy machine the interrupt that begins every
+        # shutdown may reach a kernel between two messages.
+        + ["--log-level=CRITICAL", "-f", "{connection_file}"],
         display_name="Python 3",
         language="python",
         env={**ENVIRONMENT, processes.MARK: str(folder.resolve())},
