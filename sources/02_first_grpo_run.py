@@ -536,9 +536,9 @@ figures.run_curves(run, COOKBOOK)
 
 # %% [markdown]
 # - **Reward** and its two parts first: what was the gain made of?
-# - **Spread** is what GRPO learns from. In a group without spread all earned
-#   the same, and it teaches nothing.
-# - **Cut** completions never reach their answer: above 20 % raise
+# - The **standard deviation** of the rewards in a group is what GRPO learns
+#   from. A group with equal rewards teaches nothing.
+# - **Truncated** completions never reach their answer: above 20 % raise
 #   `MAX_COMPLETION_LENGTH`.
 # - **Entropy** falls as the policy gets sure; near 0 it explores no more.
 # - The **loss** comes last: it is no sign of progress.
@@ -571,7 +571,7 @@ figures.comparison_table(before, after)
 # comparison for a difference. A difference whose interval holds 0 may be
 # chance.
 #
-# *In the asked-for form* can rise without any gain in maths, so look at
+# *Answers in the requested format* can rise without any gain in maths, so look at
 # *right answers* before you say that the policy got better at it. Time per
 # answer is for answers in batches.
 #
@@ -669,8 +669,9 @@ print(f"Limit: {limit} tokens")
 figures.table(short.metrics[columns], dict.fromkeys(columns[1:], "{:.2f}"))
 
 # %% [markdown]
-# **What you should see**: nearly all completions cut, no reward, no group with
-# any spread. Nothing in this run says "error", and nothing is learned.
+# **What you should see**: nearly all completions are truncated, none is
+# rewarded, and every group has equal rewards. Nothing in this run says "error",
+# and nothing is learned.
 #
 # ### 2. One completion per prompt
 #

@@ -385,8 +385,8 @@ figures.table(in_force)
 # completions come from the same distribution but differ from TRL's, so a run
 # ends elsewhere, as with another seed. An optimization that has nothing to do
 # here, or lacks the memory it needs, is off. `DISABLE` switches off any, and
-# `["all"]` leaves plain TRL. The README's [measurements](../README.md) say
-# what each brings.
+# `["all"]` leaves plain TRL. What each brings is
+# [measured](../docs/measurements.md).
 
 # %%
 import pandas as pd

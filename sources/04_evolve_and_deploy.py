@@ -405,10 +405,10 @@ print(textwrap.fill(", ".join(metrics.columns), 79))
 figures_scale.population_curves(metrics)
 
 # %% [markdown]
-# As in lesson 3: a share **without spread** near 1 means steps that teach
-# nothing, and **cut** completions never reach their answer. A line that begins
-# in the middle is a copy, which begins with its parent's adapter and
-# optimiser.
+# As in lesson 3: a share of groups with **equal rewards** near 1 means steps
+# that teach nothing, and **truncated** completions never reach their answer. A
+# line that begins in the middle is a copy, which begins with its parent's
+# adapter and optimizer.
 
 # %% [markdown]
 # ## The lineage
