@@ -81,13 +81,13 @@ test-cpus: $(INSTALLED)
 	$(BIN)/python tests/cpus.py
 
 notebooks: $(INSTALLED)
-	$(BIN)/python -m grpo_lab.build
+	$(BIN)/python -m tools.build
 
 lint: $(INSTALLED)
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy
-	$(BIN)/python -m grpo_lab.build --check
+	$(BIN)/python -m tools.build --check
 
 stats: $(INSTALLED)
 	@$(BIN)/python tools/stats.py

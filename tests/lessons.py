@@ -10,7 +10,7 @@ import nbformat
 import psutil
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-from grpo_lab.build import METADATA
+from tools.build import METADATA
 
 PARAMETERS = """\
 PROFILE: str = "lite"  # a row of the table

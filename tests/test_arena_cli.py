@@ -40,7 +40,7 @@ def reward(question, answer, completion):
 # fmt: off
 STATUS = {
     "status": "running", "reason": "", "step": 3, "steps": 8, "generation": 0,
-    "member": 1, "reward": 0.25, "seconds_per_step": 1.5, "heartbeat": 0.1,
+    "member": 1, "reward": 0.25, "seconds_per_step": 1.5,
 }
 RECORD = {
     "name": "e-1", "created": 1.0, "project": "p", "dataset": "d",

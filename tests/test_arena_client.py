@@ -560,7 +560,7 @@ def lived(tmp_path_factory, tiny_qwen):
 
     wait_until(lambda: step() >= 2)
     now = arena.experiment_status(name)
-    assert now["status"] == "running" and now["heartbeat"] < 30
+    assert now["status"] == "running"
     with pytest.raises(LabError, match="is running: wait"):
         arena.resume_experiment(name)
     with pytest.raises(LabError, match="is running: stop it first"):
@@ -589,7 +589,7 @@ def test_a_killed_and_a_stopped_job_are_gone_on_with(lived):
         arena.resume_experiment(name, max_steps=48)
     with pytest.raises(LabError, match="is done: give it more.*max_steps=96"):
         arena.resume_experiment(name)
-    kept = pd.read_csv(arena.home / "experiments" / name / "metrics.csv")
+    kept = pd.read_csv(arena.download_experiment_metrics(name))
     assert len(kept) == len(steps)
 
 

@@ -8,8 +8,8 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_output
 
-from grpo_lab import build
 from grpo_lab.errors import LabError
+from tools import build
 
 SOURCE = """\
 # %% [markdown]

@@ -13,8 +13,8 @@ import nbformat
 import pytest
 from IPython.core.inputtransformer2 import TransformerManager
 
-from grpo_lab import build
 from grpo_lab.parameters import KINDS, declared_names
+from tools import build
 
 ROOT = build.ROOT
 SOURCES = sorted((ROOT / "sources").glob("*.py"))

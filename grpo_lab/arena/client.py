@@ -379,10 +379,9 @@ class LocalArena(Deployments):
         shown = None
         while True:
             now = self.experiment_status(experiment_name)
-            seen = {k: v for k, v in now.items() if k != "heartbeat"}
-            if seen != shown:
+            if now != shown:
                 yield now
-                shown = seen
+                shown = now
             if now["status"] not in ACTIVE:
                 return
             time.sleep(seconds)

@@ -78,29 +78,29 @@ class Server:
     started: float
 
     @property
-    def root(self) -> str:
-        """Address of the server."""
-        return f"http://{processes.HOST}:{self.port}"
-
-    @property
     def url(self) -> str:
         """Address for clients of the OpenAI interface."""
-        return f"{self.root}/v1"
+        return f"http://{processes.HOST}:{self.port}/v1"
+
+    @property
+    def runs(self) -> bool:
+        """Whether its process does."""
+        return bool(processes.tree(self.pid, self.started))
 
     def healthy(self) -> bool:
         """Whether it runs, listens, and says within 2 s that it is well.
 
-        That it is this server that listens counts as well: another one on
-        its port may be well too.
+        Another server on its port may be well too, so that it has to be this
+        one that listens.
         """
         family = processes.tree(self.pid, self.started)
         if not processes.listens(family, self.port):
             return False
         try:
-            answer = _http("GET", f"{self.root}/health", HEALTH_SECONDS)
+            health = self.url.removesuffix("/v1") + "/health"
+            return _http("GET", health, HEALTH_SECONDS).status_code == 200
         except httpx.HTTPError:
             return False
-        return answer.status_code == 200
 
     def stop(self, patience: float = processes.PATIENCE) -> None:
         """End it and all that it started; nothing happens if it is gone."""
@@ -114,11 +114,7 @@ def _http(verb: str, url: str, seconds: float, **values) -> httpx.Response:
 
 
 def refuse_port_in_use(port: int | None) -> None:
-    """Refuse a port before anything is done for a server on it.
-
-    Raises:
-        LabError: it is in use, or not allowed.
-    """
+    """Refuse a port before anything is done for a server on it."""
     if port is not None and not processes.is_free(port):
         raise LabError(
             f"Port {port} of this machine is in use or not allowed, so no "
@@ -161,7 +157,14 @@ def start(
     server = Server(child.pid, port, str(folder), created)
     try:
         began(server)
-        _wait(server, log, seconds)
+        if fault := _wait(server, seconds):
+            raise LabError(
+                f"The server for {folder} {fault}. Its log, {log}, ends in: "
+                f"{last_line(log)[-300:] or '(nothing).'} Put right what that "
+                "names; if nothing does, close other programs, for the "
+                "machine may be busy or the model too large. Then deploy the "
+                "agent again."
+            )
     except BaseException:  # Ctrl-C as well
         server.stop()
         raise
@@ -169,11 +172,7 @@ def start(
 
 
 def check_model(folder: Path) -> None:
-    """Refuse a folder without merged weights.
-
-    Raises:
-        LabError: it holds none.
-    """
+    """Refuse a folder without merged weights."""
     if not (Path(folder) / "config.json").is_file():
         raise LabError(
             f"{folder} holds no merged model (config.json is missing), so "
@@ -201,14 +200,14 @@ def command(folder: Path, port: int) -> list[str]:
     ]
 
 
-def _wait(server: Server, log: Path, seconds: float) -> None:
-    """Return when the server is well and its model has answered."""
+def _wait(server: Server, seconds: float) -> str:
+    """Wait until a server's model has answered; what went wrong, or ""."""
     end = time.monotonic() + seconds
     while not server.healthy():
-        if not processes.tree(server.pid, server.started):
-            raise _not_started(server, log, "ended before its first answer")
+        if not server.runs:
+            return "ended before its first answer"
         if time.monotonic() > end:
-            raise _not_started(server, log, f"was silent for {seconds:g} s")
+            return f"was silent for {seconds:g} s"
         time.sleep(0.1)
     question = {
         "model": server.folder,
@@ -221,22 +220,11 @@ def _wait(server: Server, log: Path, seconds: float) -> None:
     try:
         left = max(1, end - time.monotonic())
         _http("POST", url, left, json=question).raise_for_status()
-    except httpx.TimeoutException as error:
-        what = f"gave no answer within {seconds:g} s"
-        raise _not_started(server, log, what) from error
-    except httpx.HTTPError as error:
-        raise _not_started(
-            server, log, "failed at its first answer"
-        ) from error
-
-
-def _not_started(server: Server, log: Path, what: str) -> LabError:
-    return LabError(
-        f"The server for {server.folder} {what}. Its log, {log}, ends in: "
-        f"{last_line(log)[-300:] or '(nothing).'} Put right what that names; "
-        "if nothing does, close other programs, for the machine may be busy "
-        "or the model too large. Then deploy the agent again."
-    )
+    except httpx.TimeoutException:
+        return f"gave no answer within {seconds:g} s"
+    except httpx.HTTPError:
+        return "failed at its first answer"
+    return ""
 
 
 # --- Deployments ------------------------------------------------------------
@@ -286,13 +274,8 @@ class Deployments:
             agreement = self._merge(name, experiment, chosen)
             if before is not None:
                 before.stop()
-            self.store.put(
-                "deployment",
-                name,
-                checkpoint=chosen,
-                server=None,
-                agreement=agreement,
-            )
+            values = {"checkpoint": chosen, "agreement": agreement}
+            self.store.put("deployment", name, server=None, **values)
             self._serve(name, port)
             for other in self.store.folder("deployment", name).glob("step_*"):
                 if other.name != chosen:
@@ -310,16 +293,18 @@ class Deployments:
         found = []
         default = self.default_agent()
         for record in self.store.all("deployment"):
-            server = self._server(record["name"])
+            name = record["name"]
+            server = self._server(name)
             well = server if server and server.healthy() else None
-            keys = ("name", "checkpoint", "agreement")
             found.append(
-                {key: record[key] for key in keys}
-                | {
+                {
+                    "name": name,
+                    "checkpoint": record["checkpoint"],
+                    "agreement": record["agreement"],
                     "status": "serving" if well else "down",
                     "url": well.url if well else None,
                     "pid": well.pid if well else None,
-                    "default": record["name"] == default,
+                    "default": name == default,
                 }
             )
         return found
@@ -341,22 +326,22 @@ class Deployments:
         from grpo_lab.arena import serving
 
         with self._holding(deployment_name):
-            before = self._server(deployment_name)
+            server = self._server(deployment_name)
             # An arena may have been moved while its server ran.
-            if before and before.folder == str(weights) and before.healthy():
-                server = before
-            else:
-                if before:
-                    before.stop()
+            moved = server is not None and server.folder != str(weights)
+            if server is None or moved or not server.healthy():
+                if server:
+                    server.stop()
                 server = self._serve(deployment_name)
         found = experiments.Experiment.load(self._experiment(deployment_name))
-        limit = max_new_tokens
+        if max_new_tokens is None:
+            max_new_tokens = serving.MAX_NEW_TOKENS
         return serving.Agent(
             server.url,
             server.folder,
             found.system_prompt,
-            context=found.manifest["network"]["max_context_length"],
-            max_new_tokens=serving.MAX_NEW_TOKENS if limit is None else limit,
+            found.manifest["network"]["max_context_length"],
+            max_new_tokens,
         )
 
     def stop_deployment(self, deployment_name: str) -> None:
@@ -411,20 +396,17 @@ class Deployments:
         from grpo_lab.arena import serving
 
         plan = read_json(experiment / "plan.json")["settings"]
-        rows = experiments.fitness_rows(experiment)
+        splits, _ = experiments.questions(experiment)
+        rows = splits.eval.select(range(min(AGREEMENT_ROWS, len(splits.eval))))
         adapter = experiment / "checkpoints" / checkpoint
         folder = self.store.folder("deployment", name)
         try:
             serving.merge(plan["model"], adapter, folder / checkpoint)
             found = serving.check_merged(
-                plan["model"],
-                plan["load_in_4bit"],
-                adapter,
-                folder / checkpoint,
-                rows.select(range(min(AGREEMENT_ROWS, len(rows)))),
-                plan["max_completion_length"],
+                plan["model"], plan["load_in_4bit"], adapter,
+                folder / checkpoint, rows, plan["max_completion_length"],
                 plan["completions_per_step"],
-            )
+            )  # fmt: skip
         except BaseException:  # Ctrl-C as well
             if not self.store.has("deployment", name):
                 # No verb would ever find what was merged.
@@ -454,12 +436,12 @@ def _checkpoint(experiment: Path, name: str | None) -> str:
 
     every = [one["name"] for one in records.checkpoints(experiment)]
     if not every:
+        status = experiments.status(experiment)["status"]
         raise LabError(
             f"The experiment {experiment.name!r} has no checkpoints, so there "
-            f"is nothing to deploy: it is "
-            f"{experiments.status(experiment)['status']}, and the first is "
-            "written when the first generation has been measured. Wait for "
-            "it, or resume it with resume_experiment."
+            f"is nothing to deploy: it is {status}, and the first is written "
+            "when the first generation has been measured. Wait for it, or "
+            "resume it with resume_experiment."
         )
     if name is not None and name not in every:
         raise LabError(

@@ -7,8 +7,6 @@ directory/
   verdicts.json     what `check_reward` found
   status.json       how it stands; written by its job
   engine.json       where its members train; see `chosen_engine`
-  metrics.csv       all steps so far; see `records.metrics`
-  heartbeat         touched by its job every few seconds
   job.lock          held by its job as long as it lives
   job.log           what the job printed
   ...               what grpo_lab.arena.population writes
@@ -41,8 +39,7 @@ class Experiment:
 
     Attributes:
         manifest: as `manifest.Manifest.to_dict` gives it.
-        dataset: the record of the registered data set; see
-            `datasets.read`.
+        dataset: the record of the registered data set; see `datasets.read`.
         dataset_name: under which it is registered.
         system_prompt: what every policy of it is told.
         max_completion_length: tokens of a completion.
@@ -74,10 +71,11 @@ class Experiment:
         return cls(**saved)
 
 
-def _divided(directory: Path, experiment: Experiment):
-    """The questions of an experiment: `Splits`, and the test rows."""
+def questions(directory: Path):
+    """The questions of an experiment: its `Splits`, and the test rows."""
     from grpo_lab.arena import datasets, manifest
 
+    experiment = Experiment.load(directory)
     form = manifest.load(experiment.manifest)
     return datasets.splits(
         # Beside it in the same arena, wherever that was moved to.
@@ -88,12 +86,6 @@ def _divided(directory: Path, experiment: Experiment):
         form.mutation.rand_seed,
         experiment.system_prompt,
     )
-
-
-def fitness_rows(directory: Path):
-    """The held-out questions that rank the members of an experiment."""
-    splits, _ = _divided(directory, Experiment.load(directory))
-    return splits.eval
 
 
 def population(directory: Path, progress=None, doing=lambda what: None):
@@ -107,42 +99,34 @@ def population(directory: Path, progress=None, doing=lambda what: None):
         LabError: its data set or its model can't be had any more.
     """
     from grpo_lab.arena import manifest
+    from grpo_lab.arena.evolution import Rules
     from grpo_lab.arena.population import Plan, Population
     from rewards.contract import load_reward
 
     experiment = Experiment.load(directory)
     form = manifest.load(experiment.manifest)
     settings = manifest.settings(form, experiment.max_completion_length)
-    splits, test_rows = _divided(directory, experiment)
+    splits, test_rows = questions(directory)
+    ranges = form.mutation.rl_hp_selection
+    rules = Rules(
+        form.tournament_selection.tournament_size,
+        form.tournament_selection.elitism,
+        form.mutation_rate,
+        {name: (one.min, one.max) for name, one in ranges.items()},
+        seed=form.mutation.rand_seed,
+    )
     plan = Plan(
         settings,
         form.training.pop_size,
         form.training.evo_steps,
-        _rules(form),
+        rules,
         # As many as a step rolls out at once, which is known to fit.
         eval_batch_size=settings.completions_per_step,
     )
-    reward = load_reward(Path(directory) / "reward.py")
     return Population(
-        plan, splits, test_rows, reward, directory, progress, doing,
-        workers(directory),
+        plan, splits, test_rows, load_reward(Path(directory) / "reward.py"),
+        directory, progress, doing, workers(directory),
     )  # fmt: skip
-
-
-def _rules(form):
-    from grpo_lab.arena.evolution import Rules
-
-    selection = form.tournament_selection
-    return Rules(
-        selection.tournament_size,
-        selection.elitism,
-        form.mutation_rate,
-        {
-            name: (bounds.min, bounds.max)
-            for name, bounds in form.mutation.rl_hp_selection.items()
-        },
-        seed=form.mutation.rand_seed,
-    )
 
 
 # --- Where its members train ------------------------------------------------
@@ -154,15 +138,12 @@ def _rules(form):
 def chosen_engine(
     engine: str | None, options: dict[str, object]
 ) -> dict | None:
-    """What `note_engine` is to write, checked.
+    """What `note_engine` is to write, checked; None if nothing was chosen.
 
     Args:
         engine: one of `grid.ENGINES`; None leaves it as it is.
         options: for "ray", values of `grid.cluster.Cluster` by name; for
             "process" the number of `workers`, 1 by default.
-
-    Returns:
-        Plain values; None if nothing was chosen.
 
     Raises:
         LabError: it can't be had, or the options are none of it.
@@ -195,12 +176,8 @@ def noted_engine(directory: Path) -> dict:
 
 
 def workers(directory: Path):
-    """Where the members train, as `population.Population` takes it.
-
-    Returns:
-        A `grid.cluster.Cluster`, or a number of processes; None for the job's
-        own process.
-    """
+    """A `grid.cluster.Cluster`, a number of processes, or None for the job's
+    own process, as `population.Population` takes it."""
     values = noted_engine(directory)
     if values.pop("engine", "process") == "process":
         return values.get("workers")
@@ -233,19 +210,14 @@ def status(directory: Path) -> dict:
     Returns:
         `status`: "queued" (another one trains), "running", "done",
         "stopped", "failed", or "interrupted" where its job was killed; then
-        `reason`, a `warning` if there is one, what it is `doing`, the
-        `step` of the member that trains, of `steps`, its `generation`, and
-        `heartbeat`, the seconds since the job's last sign of life.
+        `reason`, a `warning` if there is one, what it is `doing`, the `step`
+        of the member that trains, of `steps`, and its `generation`.
     """
     directory = Path(directory)
     found = {
         "status": "interrupted",
-        "reason": "",
-        "doing": "",
-        "warning": "",
-        "step": 0,
-        "steps": 0,
-        "generation": 0,
+        **dict.fromkeys(("reason", "doing", "warning"), ""),
+        **dict.fromkeys(("step", "steps", "generation"), 0),
         **read_status(directory),
     }
     starting = (
@@ -262,9 +234,6 @@ def status(directory: Path) -> dict:
                 f"Its process ended without a word, {_cause(directory)}. "
                 "resume_experiment goes on from its last step."
             )
-    beat = directory / "heartbeat"
-    age = time.time() - beat.stat().st_mtime if beat.exists() else None
-    found["heartbeat"] = None if age is None else round(max(age, 0.0), 1)
     return found
 
 

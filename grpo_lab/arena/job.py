@@ -2,16 +2,14 @@
 
 It outlives the notebook or terminal that submitted it. One experiment of an
 arena trains at a time, since two at once are much slower than one after the
-other; the others wait, and whichever looks first is the next. The training
-libraries are imported when the lock is held, so that whoever started the job
-soon knows that it lives.
+other; the others wait. The training libraries are imported when the lock is
+held, so that whoever started the job soon knows that it lives.
 """
 
 import contextlib
 import os
 import subprocess
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Iterator
@@ -28,28 +26,18 @@ from grpo_lab.arena.experiment import (
 from grpo_lab.errors import LabError
 from grpo_lab.files import last_line, write_json, write_whole
 
-BEAT_SECONDS = 2.0
 TURN = "training.lock"
 """Below the arena's home: held by the experiment that trains."""
 
 STARTER = "start.lock"
 """Below an experiment's directory: held by whoever starts its job."""
 
-METRICS_SECONDS = 5.0
-"""How often the experiment's metrics.csv is written, at most."""
-
-CUT_STEPS = 5
-"""Optimiser steps that `CUT_SHARE` is taken over."""
-
-CUT_SHARE = 0.2
-"""Share of completions cut at their limit above which a reader is warned."""
+CLIPPED_STEPS, CLIPPED_RATIO = 5, 0.2
+"""Last steps whose truncated completions are counted, and the share of them
+above which a reader is warned."""
 
 PROGRAM = "import sys; from grpo_lab.arena import job; sys.exit(job.main())"
 """What the process runs; its directory is the first argument."""
-
-
-class _StopRequested(Exception):
-    """A stop was asked for while the job waited for its turn."""
 
 
 class Status:
@@ -66,31 +54,29 @@ class Status:
 
 
 def start(directory: Path) -> int:
-    """Start the job of an experiment and wait until it lives.
-
-    Returns:
-        The number of its process.
+    """Start the job of an experiment, wait until it lives, return its pid.
 
     Raises:
-        LabError: it ended at once, or does not begin.
+        LabError: it runs already, ended at once, or does not begin.
     """
     directory = Path(directory).resolve()
+    name = directory.name
     try:
         with filelock.FileLock(directory / STARTER, timeout=0):
+            if is_alive(directory):
+                raise LabError(
+                    f"The experiment {name!r} runs already. Wait for it, or "
+                    "stop it first with stop_experiment."
+                )
             return _start(directory)
     except filelock.Timeout:
         raise LabError(
-            f"The experiment {directory.name!r} is being started right now. "
-            "Wait a moment, then look at it with list_experiments."
+            f"The experiment {name!r} is being started right now. Wait a "
+            "moment, then look at it with list_experiments."
         ) from None
 
 
 def _start(directory: Path) -> int:
-    if is_alive(directory):
-        raise LabError(
-            f"The experiment {directory.name!r} runs already. Wait for it, "
-            "or stop it first with stop_experiment."
-        )
     (directory / "stop").unlink(missing_ok=True)
     Status(directory).tell(status="queued", reason="", pid=None)
     begun = time.time()
@@ -107,30 +93,26 @@ def _start(directory: Path) -> int:
             # So that Ctrl-C or the end of a kernel do not reach it.
             start_new_session=True,
         )
-    while time.time() - begun < START_SECONDS:
+    while time.time() - begun < START_SECONDS and process.poll() is None:
         # The job writes its number when it holds the experiment's lock.
         if Status(directory).values["pid"] == process.pid:
             return process.pid
-        if process.poll() is not None:
-            words = last_line(directory / "job.log") or "none"
-            raise _not_started(
-                directory,
-                f"The job of {directory.name} ended at once. Its last words "
-                f"were: {words} Put right what they name, then try again.",
-            )
         time.sleep(0.05)
-    process.kill()
-    raise _not_started(
-        directory,
-        f"The job of {directory.name} did not begin within "
-        f"{START_SECONDS:g} s and was ended. Try again when the machine is "
-        "less busy.",
-    )
-
-
-def _not_started(directory: Path, reason: str) -> LabError:
+    if process.poll() is None:
+        process.kill()
+        reason = (
+            f"The job of {directory.name} did not begin within "
+            f"{START_SECONDS:g} s and was ended. Try again when the machine "
+            "is less busy."
+        )
+    else:
+        reason = (
+            f"The job of {directory.name} ended at once. Its last words were: "
+            f"{last_line(directory / 'job.log') or 'none'} Put right what "
+            "they name, then try again."
+        )
     Status(directory).tell(status="failed", reason=reason)
-    return LabError(reason)
+    raise LabError(reason)
 
 
 def run(directory: Path) -> int:
@@ -146,44 +128,41 @@ def run(directory: Path) -> int:
     except filelock.Timeout:
         print(f"Another job of {directory.name} lives.", file=sys.stderr)
         return 3
-    with lock, _heartbeat(directory):
+    with lock:
         status = Status(directory)
         status.tell(status="queued", reason="", doing="", pid=os.getpid())
         try:
-            with _turn(directory):
-                status.tell(status="running", doing="loading")
-                _train(directory, status)
-        except _StopRequested:
-            status.tell(
-                status="stopped", doing="", reason="stopped before it began"
-            )
+            with _turn(directory) as is_ours:
+                if is_ours:
+                    status.tell(status="running", doing="loading")
+                    end, why = _train(directory, status)
+                else:
+                    end, why = "stopped", "stopped before it began"
+            status.tell(status=end, doing="", reason=why)
         except Exception as error:
+            from grpo_lab.grid import reason
+
             with contextlib.suppress(LabError):  # a full disk
+                status.tell(status="failed", doing="", reason=reason(error))
                 write_whole(directory / "error.txt", traceback.format_exc())
-            with contextlib.suppress(LabError):
-                status.tell(status="failed", doing="", reason=_reason(error))
             traceback.print_exc()
             return 1
     return 0
 
 
-def _train(directory: Path, status: Status) -> None:
+def _train(directory: Path, status: Status) -> tuple[str, str]:
+    """Train the population; how that ended, and why."""
     from grpo_lab import environment
 
     environment.prepare()
     from grpo_lab.arena import experiment, population
 
-    recent: list[float] = []
-    written = 0.0
+    clipped: list[float] = []
 
     def progress(member, step: int, row: dict) -> None:
-        nonlocal written
-        recent.append(row["clipped_ratio"])
-        if time.monotonic() - written > METRICS_SECONDS:
-            _write_metrics(directory)
-            written = time.monotonic()
+        clipped.append(row["clipped_ratio"])
         status.tell(
-            warning=_warning(recent[-CUT_STEPS:]),
+            warning=_warning(clipped[-CLIPPED_STEPS:]),
             step=step,
             generation=(step - 1) // trained.plan.evo_steps,
             member=member.number,
@@ -191,83 +170,44 @@ def _train(directory: Path, status: Status) -> None:
             seconds_per_step=row["seconds"],
         )
 
-    def doing(what: str) -> None:
-        status.tell(doing=what)
-
-    trained = experiment.population(directory, progress, doing)
+    trained = experiment.population(
+        directory, progress, lambda what: status.tell(doing=what)
+    )
     status.tell(steps=trained.plan.settings.max_steps)
     try:
         trained.train()
     except population.Stopped:
-        status.tell(status="stopped", doing="", reason="stopped on request")
-        return
+        return "stopped", "stopped on request"
     finally:
-        [reward] = trained.context.task.rewards
-        reward.close()
-        _write_metrics(directory)
-    status.tell(status="done", doing="")
+        trained.context.task.rewards[0].close()
+    return "done", ""
 
 
-def _write_metrics(directory: Path) -> None:
-    from grpo_lab.arena import records
-
-    frame = records.metrics(directory)
-    write_whole(directory / "metrics.csv", frame.to_csv(index=False))
-
-
-def _warning(cut: list[float]) -> str:
-    """What the last steps' share of cut completions calls for."""
-    share = sum(cut) / len(cut)
-    if share <= CUT_SHARE:
+def _warning(clipped: list[float]) -> str:
+    """What the last steps' share of truncated completions calls for."""
+    share = sum(clipped) / len(clipped)
+    if share <= CLIPPED_RATIO:
         return ""
     return (
-        f"{share:.0%} of the last completions were cut at their limit and "
-        "earned little; give max_output_tokens more."
+        f"{share:.0%} of the last completions were truncated at their limit "
+        "and earned little; give max_output_tokens more."
     )
 
 
-def _reason(error: Exception) -> str:
-    from grpo_lab.grid import reason
-
-    return reason(error)
-
-
 @contextlib.contextmanager
-def _heartbeat(directory: Path) -> Iterator[None]:
-    """Touch a file every few seconds for as long as this process lives."""
-    over = threading.Event()
-    beat = directory / "heartbeat"
+def _turn(directory: Path) -> Iterator[bool]:
+    """Wait until no other experiment of the arena trains.
 
-    def go() -> None:
-        while True:
-            with contextlib.suppress(OSError):  # a full disk is told elsewhere
-                beat.touch()
-            if over.wait(BEAT_SECONDS):
-                return
-
-    thread = threading.Thread(target=go, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
-
-
-@contextlib.contextmanager
-def _turn(directory: Path) -> Iterator[None]:
-    """Wait until no other experiment of the arena trains."""
+    Yields:
+        False if a stop was asked for meanwhile.
+    """
     lock = filelock.FileLock(directory.parent.parent / TURN)
-    while True:
-        if (directory / "stop").exists():
-            raise _StopRequested
-        try:
+    while not (directory / "stop").exists():
+        with contextlib.suppress(filelock.Timeout):
             lock.acquire(timeout=0.5)
             break
-        except filelock.Timeout:
-            continue
     try:
-        yield
+        yield lock.is_locked
     finally:
         lock.release()
 

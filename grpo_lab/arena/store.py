@@ -56,15 +56,6 @@ class Store:
                 "with LocalArena(home=...) or --home."
             ) from error
 
-        if (self.home / "arena.sqlite").exists():
-            raise LabError(
-                f"The arena in {readable(self.home)} was made by an older "
-                "version of this package, which kept its names in "
-                "arena.sqlite. Nothing in it is touched. Choose another "
-                "directory with LocalArena(home=...) or --home; what was "
-                "trained lies in experiments/NAME/checkpoints there."
-            )
-
     def folder(self, kind: str, name: str) -> Path:
         """The directory of something that is registered, or may be."""
         return self.home / f"{kind}s" / name

@@ -1,8 +1,8 @@
 """From sources/NN_topic.py to notebooks/ and lite/, byte for byte.
 
-    python -m grpo_lab.build                 # write both editions
-    python -m grpo_lab.build --check         # fail if a committed one differs
-    python -m grpo_lab.build --embed RUN.ipynb lite/NN_topic.ipynb \\
+    python -m tools.build                 # write both editions
+    python -m tools.build --check         # fail if a committed one differs
+    python -m tools.build --embed RUN.ipynb lite/NN_topic.ipynb \\
         --label "pocket profile, 2 CPU cores, no GPU"
 
 A source is py:percent text (jupytext). The two editions of a lesson differ
@@ -324,7 +324,7 @@ def _clean_outputs(
 def main(argv: list[str] | None = None) -> int:
     """The command line; 0 when all is well, 1 otherwise."""
     parser = argparse.ArgumentParser(
-        prog="python -m grpo_lab.build",
+        prog="python -m tools.build",
         description="Build notebooks/ and lite/ from sources/.",
     )
     action = parser.add_mutually_exclusive_group()
