@@ -23,39 +23,40 @@ clear; only the rewards for form ask for the exact spelling.
 Every pattern here runs in linear time, whatever the text.
 """
 
+import ast
+import ctypes
 import functools
 import json
+import math
 import re
-from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
-from rewards.batch import RewardError, completion_texts
+from rewards.batch import RewardError
 from rewards.health import Outcome
 from rewards.numbers import (
     MAX_ANSWER_CHARS,
+    Quantity,
     box_statement,
+    boxes,
     has_percent,
     parse_number,
+    parse_quantity,
     readings,
 )
+from rewards.turns import after_reasoning, before_next_question, first_turn
 
 POLICIES = ("tagged", "stated", "flexible")
 MAX_STATEMENT_CHARS = 200  # a formula or a number with its unit fits
 MAX_LABELS = 20  # of so many, one states something, or none does
 MAX_WORDS = 3  # more than "the blue car" is prose
 
-_END_OF_TURN = re.compile(
-    r"<\|(?:im_end|eot_id|eot|eom_id|end_of_text|endoftext|end|return)\|>"
-    r"|<end_of_turn>|<eos>|</s>|<｜end▁of▁sentence｜>"
-)
-_ATTRIBUTES = r"(?:\s[^<>]*)?>"
-_REASONING_TAG = re.compile(
-    rf"<(/?)(?:reasoning|think){_ATTRIBUTES}", re.IGNORECASE
-)
 # GSM8K's notes to a calculator: "48/2 = <<48/2=24>>24 clips"
 _CALCULATION = re.compile(r"<<[^<>\n]{1,200}>>")
-_ANSWER_TAG = re.compile(rf"<(/?)answer{_ATTRIBUTES}", re.IGNORECASE)
+_ANSWER_TAG = re.compile(r"<(/?)answer(?:\s[^<>]*)?>", re.IGNORECASE)
+# An item of a list on a line of its own: its mark is no sign and no number.
+_ITEM = re.compile(r"\n[ \t]*(?:[-*+•–]|[0-9]{1,2}[.)])[ \t]+(?=\S)")
+MAX_ITEMS = 20
 _LABEL = re.compile(
     r"####|(?<![A-Za-z])"
     r"(?:ans(?:wers?)?|(?:correct|right|best) (?:option|choice))"
@@ -77,13 +78,17 @@ _STATEMENT_END = re.compile(
 _BRACKETS = re.compile(r"\([^()\n]*\)|\[[^][\n]*\]|\{[^{}\n]*\}")
 _MIXED_NUMBER = re.compile(r"[-\u2212+$(]*[0-9]+ (?:[0-9]+/|\\[dtc]?frac)\S+")
 
+_UNSPACED = re.compile(
+    "[\u3000-\u30ff\u3400-\u9fff\uac00-\ud7af\uff01-\uff0f\uff1a-\uff5e]+"
+)
 _MATHS_DELIMITER = re.compile(r"\\[\\()\[\]$]|\$\$?")
 _CLOSING = {"$": "$", "$$": "$$", r"\(": r"\)", r"\[": r"\]"}
 _LATEX_WORDS = re.compile(
     r"\\(?:text[a-z]*|mbox|hbox|mathrm|operatorname|begin|end)\s*\{[^{}]*\}"
     r"|\\[A-Za-z]+"
 )
-_WORD = re.compile(r"[A-Za-z]+'?[A-Za-z]+")
+# of any script but Greek, whose letters are variables
+_WORD = re.compile(r"[A-Za-z]+'?[A-Za-z]+|[^\W\d_A-Za-z\u0370-\u03ff]{2,}")
 _JOINS = frozenset({"and", "or"})
 _MATHS_WORDS = _JOINS | {"sin", "cos", "tan", "log", "mod", "max", "min"}
 _NUMERAL_OR_SIGN = re.compile(r"[0-9\\^=<>+*/∞π√]")
@@ -111,44 +116,6 @@ _PROSE = frozenset(
 _NO_GOLD = frozenset(
     {"", "none", "null", "nan", "n/a", "<na>", "proof", "notfound"}
 )
-
-
-def first_turn(text: str) -> str:
-    """Return `text` up to the first end-of-turn token.
-
-    >>> first_turn("<answer>18</answer><|im_end|>\\n<answer>5</answer>")
-    '<answer>18</answer>'
-    """
-    return _END_OF_TURN.split(text, maxsplit=1)[0]
-
-
-def read_turns(completions: Sequence[Any], prefilled: str = "") -> list[str]:
-    r"""Return what the policy said in each completion of a batch, as texts.
-
-    `completions` is what a trainer hands over, the result has one string for
-    each, cut at the first end-of-turn token. Some chat templates write the
-    opening reasoning tag themselves, so that the completion begins after it:
-    `prefilled` is the text that the template wrote, and is put in front.
-    Raises RewardError when `prefilled` is anything but one opening reasoning
-    tag and white space, as it would count as said by the policy.
-
-    >>> read_turns(["So.</think> 18<|im_end|>"], prefilled="<think>\n")
-    ['<think>\nSo.</think> 18']
-    """
-    if prefilled and not (
-        isinstance(prefilled, str)
-        and prefilled.strip() in ("<reasoning>", "<think>")
-    ):
-        raise RewardError(
-            f"The prefilled text is {prefilled!r:.60}, but it may only be the "
-            "opening reasoning tag that the chat template writes at the start "
-            "of a completion, with white space. Type "
-            r"prefilled='<think>\n' or prefilled='<reasoning>\n' as your "
-            "template has it, or leave it out."
-        )
-    return [
-        prefilled + first_turn(text) for text in completion_texts(completions)
-    ]
 
 
 def extract_answer(completion: str, policy: str = "tagged") -> str | None:
@@ -182,9 +149,10 @@ def extract_answer(completion: str, policy: str = "tagged") -> str | None:
             f"There is no policy {policy!r:.60} for reading an answer. Choose "
             f"one of {', '.join(map(repr, POLICIES))}."
         )
-    text = _after_reasoning(first_turn(completion))
+    text = after_reasoning(first_turn(completion))
     if "<<" in text:
         text = _CALCULATION.sub("", text)
+    text = before_next_question(text, _has_answer)
     tagged = _last_closed_answer(text)
     if tagged is not None:
         return _final_statement(tagged) or tagged.strip()
@@ -195,6 +163,10 @@ def extract_answer(completion: str, policy: str = "tagged") -> str | None:
     if stated or policy == "stated":
         return stated
     return _what_stands_last(text)
+
+
+def _has_answer(text: str) -> bool:
+    return (_last_closed_answer(text) or _final_statement(text)) is not None
 
 
 def gold_answer(gold: Any) -> str | None:
@@ -222,15 +194,15 @@ def gold_answer(gold: Any) -> str | None:
     """
     if hasattr(gold, "tolist"):
         gold = gold.tolist()  # a number or an array of numpy or torch
-    if isinstance(gold, str) and gold.startswith('["'):
-        gold = _json_list(gold)
+    if isinstance(gold, str) and gold.startswith(('["', "['")):
+        gold = _written_list(gold)
     if isinstance(gold, dict | bytes | bool | complex):
         return None
     if isinstance(gold, int) and abs(gold) >= 10**MAX_ANSWER_CHARS:
         return None  # Python would not even write it
     if isinstance(gold, list | tuple):
-        gold = ", ".join(map(str, gold))
-    return _gold_text(str(gold))
+        gold = ", ".join(map(_as_typed, gold))
+    return _gold_text(_as_typed(gold))
 
 
 def gold_number(gold: Any) -> Fraction | None:
@@ -250,7 +222,8 @@ def gold_number(gold: Any) -> Fraction | None:
 
     Source: as for `gold_answer`.
     """
-    return _gold_value(gold_answer(gold) or "")
+    quantity = _gold_value(gold_answer(gold) or "")
+    return None if quantity is None else quantity.value
 
 
 def is_correct(
@@ -294,20 +267,22 @@ def compare_numbers(answer: str | None, gold: Any) -> Outcome:
         return Outcome.NO_GOLD
     if not answer:
         return Outcome.NO_ANSWER
-    number = parse_number(answer)
-    numbers = [number] if number is not None else _readings(answer)
-    if not numbers:
+    quantity = parse_quantity(answer)
+    found = [quantity] if quantity is not None else _readings(answer)
+    if not found:
         return Outcome.UNREADABLE
-    if expected in numbers or _percent(answer, text, numbers[0], expected):
+    if any(map(expected.equals, found)) or _percent(
+        answer, text, found[0].value, expected.value
+    ):
         return Outcome.RIGHT
     return Outcome.WRONG
 
 
-def _readings(answer: str) -> list[Fraction]:
+def _readings(answer: str) -> list[Quantity]:
     """Return the numbers that stand around a sign or behind a letter."""
     answer = _OPTION_LETTER.sub("", answer, count=1)
-    numbers = map(parse_number, readings(answer))
-    return [number for number in numbers if number is not None]
+    found = map(parse_quantity, readings(answer))
+    return [quantity for quantity in found if quantity is not None]
 
 
 def _percent(
@@ -317,15 +292,6 @@ def _percent(
     if has_percent(answer):
         return not has_percent(gold) and number == 100 * expected
     return has_percent(gold) and expected == 100 * number
-
-
-def _after_reasoning(text: str) -> str:
-    """Return what follows the last reasoning tag; "" if that tag opens."""
-    tags = list(_REASONING_TAG.finditer(text))
-    if not tags:
-        return text
-    closes = tags[-1][1] == "/"
-    return text[tags[-1].end() :] if closes else ""
 
 
 def _last_closed_answer(text: str) -> str | None:
@@ -358,7 +324,12 @@ def _last_labelled(text: str) -> tuple[int, str | None] | None:
     nothing.
     """
     labels = list(_LABEL.finditer(text))[-MAX_LABELS:]
+    inside = [(start, end) for start, end, _ in boxes(text)]
     for label in reversed(labels):
+        if any(start < label.start() < end for start, end in inside):
+            continue  # the box is the statement
+        if listed := _listed(text, label.end()):
+            return label.start(), listed
         end_of_label = _LABEL_END.match(text, label.end())
         assert end_of_label  # it matches nothing, too
         start = end_of_label.end()
@@ -373,6 +344,25 @@ def _last_labelled(text: str) -> tuple[int, str | None] | None:
         ):
             return label.start(), statement
     return None
+
+
+def _listed(text: str, start: int) -> str:
+    r"""Return the values of the list that begins at `start`, or "".
+
+    >>> _listed("**Answer:**\n\n- 18\n- $20", 9), _listed("Answer: - 18", 7)
+    ('18, $20', '')
+    """
+    values: list[str] = []
+    blank = re.compile(r"[\s*_]*(?=\n)").match(text, start)
+    at = blank.end() if blank else start
+    while (item := _ITEM.match(text, at)) and len(values) < MAX_ITEMS:
+        end = text.find("\n", item.end())
+        at = len(text) if end < 0 else end
+        values.append(text[item.end() : at].strip(" *_`."))
+        while text.startswith("\n\n", at):
+            at += 1
+    whole = all(parse_number(v) is not None or _is_maths(v) for v in values)
+    return ", ".join(values) if whole else ""
 
 
 def _sentence(text: str, start: int) -> tuple[str, int]:
@@ -488,8 +478,10 @@ def _last_number(text: str) -> tuple[int, str | None]:
     The whole word, so that "5x+3" does not pass for 3, but only what follows
     an equals sign, and with the integer before it when it is a mixed number.
     """
+    # No blanks set words apart in these scripts.
+    text = _UNSPACED.sub(lambda run: " " * len(run[0]), text)
     words = list(re.finditer(r"\S+", text))
-    while words and not re.search("[0-9]", words[-1][0]):
+    while words and not re.search(r"\d", words[-1][0]):
         words.pop()
     if not words:
         return -1, None
@@ -503,7 +495,11 @@ def _last_number(text: str) -> tuple[int, str | None]:
 # --- Golds ------------------------------------------------------------------
 
 
-_gold_value = functools.lru_cache(maxsize=4096)(parse_number)
+@functools.lru_cache(maxsize=4096)
+def _gold_value(text: str) -> Quantity | None:
+    """Return the quantity of a gold; "3k" may be thousands or a product."""
+    quantity = parse_quantity(text)
+    return quantity if parse_quantity(text, variables=True) else None
 
 
 @functools.lru_cache(maxsize=4096)  # each gold is asked for once a completion
@@ -512,15 +508,54 @@ def _gold_text(text: str) -> str | None:
     answer = _final_statement(after if marker else text)
     if answer is None:
         answer = after if marker else _bare_gold(text)
-    answer = _bare(answer)
+    answer = _as_typed(_bare(answer))
     return None if answer.lower() in _NO_GOLD else answer
 
 
-def _json_list(text: str) -> str | None:
-    try:
-        return json.loads(text)
-    except ValueError:
+def _written_list(text: str) -> Any:
+    """Return the list that a text is in JSON, in Python or of numpy."""
+    if re.fullmatch(r"\[(?:'[^']*'\s+)+'[^']*'\]", text):  # of numpy
+        return re.findall(r"'([^']*)'", text)
+    for read in (json.loads, ast.literal_eval):
+        try:
+            return read(text)
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            continue
+    return text
+
+
+_FLOAT = re.compile(r"[-+]?[0-9]*\.[0-9]{10,}(?:e[-+]?[0-9]+)?")
+
+
+def _as_typed(value: Any) -> str:
+    """Return a value as text, without the rounding of a binary fraction.
+
+    0.7000000000000001 is 0.7 after a calculation in 64 bit, and
+    2.700000047683716 is 2.7 after it was kept in 32.
+
+    >>> _as_typed(0.1 + 0.2), _as_typed("2.700000047683716"), _as_typed(1 / 3)
+    ('0.3', '2.7', '0.3333333333333333')
+    """
+    text = str(value)
+    if not _FLOAT.fullmatch(text):
         return text
+    number = float(text)
+    if not math.isfinite(number):
+        return text
+    candidates = [f"{number:.15g}"]
+    if _in_32_bit(number) == number:
+        candidates += [f"{number:.{n}g}" for n in range(1, 7)]
+    for short in candidates:
+        same = float(short) == number or _in_32_bit(float(short)) == number
+        near = abs(float(short) - number) <= 1e-15 * abs(number)
+        digits = len(re.sub("[^0-9]", "", short))
+        if (same or near) and digits <= 12 and "e" not in short:
+            return short
+    return text
+
+
+def _in_32_bit(number: float) -> float:
+    return ctypes.c_float(number).value
 
 
 def _bare_gold(text: str) -> str:

@@ -60,14 +60,25 @@ def completion_text(completion: Any) -> str:
 def content_text(content: Any) -> str:
     """Return the text of a message's content: a string, blocks, or None.
 
+    Blocks that hold reasoning are no part of what the policy answers.
+
     >>> content_text([{"type": "text", "text": "18"}, {"type": "image"}])
     '18'
+    >>> content_text([{"type": "reasoning", "text": "17?"}])
+    ''
     >>> content_text(None)
     ''
     """
     if isinstance(content, list):
-        return "".join(block.get("text") or "" for block in content)
+        return "".join(
+            block.get("text") or ""
+            for block in content
+            if block.get("type", "text") in _ANSWERS
+        )
     return content or ""
+
+
+_ANSWERS = ("text", "output_text")
 
 
 def completion_texts(completions: Sequence[Any]) -> list[str]:

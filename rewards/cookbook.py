@@ -17,9 +17,9 @@ such a pair; `rewards.published` has what theirs computes.
 from collections.abc import Sequence
 from typing import Any
 
-from rewards.answers import read_turns
 from rewards.five_part import THINK_LAYOUT, tags_of, words_outside
 from rewards.symbolic import accuracy_reward
+from rewards.turns import read_turns
 
 FORMAT = 1.0
 

@@ -38,16 +38,12 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rewards.answers import (
-    compare_numbers,
-    extract_answer,
-    gold_number,
-    read_turns,
-)
+from rewards.answers import compare_numbers, extract_answer, gold_number
 from rewards.batch import RewardError, gold_column
 from rewards.health import Outcome, report
 from rewards.numbers import parse_number
 from rewards.options import with_options
+from rewards.turns import read_turns
 
 Reward = Callable[..., Any]
 """A function with TRL's signature."""

@@ -15,19 +15,32 @@ computed in a lifetime (9^9^9).
 import functools
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
+from rewards.markup import (
+    BRACKETS,
+    MAX_CHARS,
+    balanced,
+    clean,
+    comma,
+    decimal_digits,
+    depths,
+    letter_runs,
+    outer_braces_off,
+    split,
+    squeezed,
+    without_domain,
+)
 from rewards.numbers import (
     QUANTITY,
     SUM_OF_NAMES,
-    is_unit,
     parse_number,
+    parse_quantity,
 )
-from rewards.spelling import plain
+from rewards.units import Unit, is_unit, read_unit
 
-MAX_CHARS = 1000  # math_verify refuses longer texts too
 MAX_DEPTH = 20  # of brackets and braces in one another
 MAX_EXPONENT = 9999  # 2^2006 is an honest answer
 MAX_FACTORIAL = 9999
@@ -36,201 +49,6 @@ MAX_VALUES = 100  # in a list
 
 class Unreadable(ValueError):
     """A text that is no mathematics, or too large to be computed."""
-
-
-# --- From text to tokens -----------------------------------------------------
-
-_SYMBOLS = str.maketrans(
-    {
-        "√": r"\sqrt ",
-        "∛": r"\sqrt[3] ",
-        "⌊": r"\lfloor ",
-        "⌋": r"\rfloor ",
-        "⌈": r"\lceil ",
-        "⌉": r"\rceil ",
-        "≤": r"\le ",
-        "≥": r"\ge ",
-        "≠": r"\ne ",
-        "∪": r"\cup ",
-        "∩": r"\cap ",
-        "∈": r"\in ",
-        "∅": r"\emptyset ",
-        "±": r"\pm ",
-        "ℝ": r"\mathbb{R}",
-    }
-)
-_FUNCTIONS = (
-    "arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|log|ln|exp|"
-    "max|min|gcd|lcm"
-)
-_DEGREE = r"\^\s*(?:\\circ|\{\s*\\circ\s*\})"
-_DOLLARS = re.compile(r"\\[()\[\]]|\\?\$")
-# In this order: a rule may count on what the rules above it have done.
-_SPELLINGS = [
-    (re.compile(pattern), replacement)
-    for pattern, replacement in (
-        (r"\\(?:mathrm|text)\s*\{\s*([ei])\s*\}", r" \1 "),
-        (r"\\math(?:it|bf)\s*\{\s*([A-Za-z])\s*\}", r" \1 "),
-        (r"\\langle(?![A-Za-z])", "("),
-        (r"\\rangle(?![A-Za-z])", ")"),
-        (r"(?<!\\)\\$", ""),
-        (rf"\\(?:operatorname|mathrm|text)\s*\{{\s*({_FUNCTIONS})\s*\}}",
-         r"\\\1 "),
-        (r"\\(?:mathrm|mathbf|mathit|textbf|textit|textrm|mbox|operatorname)"
-         r"\s*(?=\{)", r"\\text"),
-        # a value on each line
-        (r"(?<=[0-9A-Za-z)])[ \t]*\n\s*(?=[A-Za-z]\s*=|-?[0-9])", " , "),
-        (r"\\text\s*\{\s*(?:[,;]\s*(?:(?:and|or)\s*)?|(?:and|or)\s*)\}"
-         r"|\b(?:and|or)\b|;", " , "),
-        # a ratio, "3 to 2"
-        (r"\\colon(?![A-Za-z])|\{:\}", ":"),
-        (r"^\s*([0-9]+)\s*(?:\\text\s*\{\s*to\s*\}|to)\s*([0-9]+)\s*$",
-         r"\1:\2"),
-        # the base of a number, and braces around the letter of "{a}_{n}"
-        (r"_\s*\{\s*\\text\s*\{\s*([0-9]+)\s*\}\s*\}", r"_{\1}"),
-        (r"(?<![A-Za-z0-9}])\(([0-9]+)\)\s*_", r"\1_"),
-        (r"(?<![A-Za-z}\]])\{([A-Za-z])\}(?=\s*[_^])", r"\1"),
-        (r"\\binom\s*([0-9A-Za-z])\s*([0-9A-Za-z])", r"\\binom{\1}{\2}"),
-        (r"(?:\{|^)([^{}\\]*)\\choose(?![A-Za-z])([^{}\\]*)(?:\}|$)",
-         r"\\binom{\1}{\2}"),
-        (r"\\frac\s*([0-9])\s*([0-9])(?![0-9])", r"\\frac{\1}{\2}"),
-        (r"(?<![\\A-Za-z])sqrt(?![A-Za-z])", r"\\sqrt"),
-        (r"\\sqrt\s*(\[[^][]*\])?\s*([0-9]+(?:\.[0-9]+)?|[A-Za-z])",
-         r"\\sqrt\1{\2}"),
-        (r"\\sqrt\s*(\[[^][]*\])?\s*\(([^()]*)\)", r"\\sqrt\1{\2}"),
-        (r"\\log_\s*(?:e|\{e\})(?![A-Za-z])", r"\\ln "),
-        (r"\\lg(?![A-Za-z])", r"\\log_{10} "),
-        (r"\\log_\s*([0-9])\s*([0-9]+)", r"\\log_{\1}{\2}"),
-        (rf"(?<![\\A-Za-z])({_FUNCTIONS})(?![A-Za-z])", r"\\\1"),
-        (r"(?<![\\A-Za-z])pi(?![A-Za-z])", r"\\pi "),
-        (r"\\text\s*\{\s*infinity\s*\}|"
-         r"(?<![\\A-Za-z])(?:infinity|inf|oo)(?![A-Za-z])", r"\\infty "),
-        (r"\\(?:leqslant|leq)(?![A-Za-z])|<=", r"\\le "),
-        (r"\\(?:geqslant|geq)(?![A-Za-z])|>=", r"\\ge "),
-        (r"\\neq(?![A-Za-z])|!=", r"\\ne "),
-        (r"\\lt(?![A-Za-z])", "<"),
-        (r"\\gt(?![A-Za-z])", ">"),
-        (r"\\(?:varnothing|\{\s*\\\})", r"\\emptyset "),
-        (r"\\mathbb\s*(?:\{R\}|R)|\\R(?![A-Za-z])", r"(-\\infty,\\infty)"),
-        (r"\\(?:ldots|dots|cdots)(?![A-Za-z])|\.\.\.|…", r"\\dots "),
-        (r"\\lbrace(?![A-Za-z])", r"\\{"),
-        (r"\\rbrace(?![A-Za-z])", r"\\}"),
-        (r"\*\*", "^"),
-        # degrees are a unit, but not to a function
-        (r"(\\(?:sin|cos|tan|cot|sec|csc)(?:\s*\^\s*(?:[0-9]|\{[^{}]*\}))?"
-         rf"\s*[({{]?\s*)([0-9]+(?:\.[0-9]+)?)\s*{_DEGREE}",
-         r"\1(\\frac{\2\\pi}{180})"),
-        (_DEGREE, ""),
-        # a time of day: "4:30 p.m." and "4:30 \text{ PM}"
-        (r"(?<=:[0-9]{2})\s*\\text\s*\{\s*([AaPp])\.?[Mm]\.?\s*\}",
-         r" \1m"),
-        (r"(?<=:[0-9]{2})\s*(?:([Aa])|[Pp])\.?[Mm](?![A-Za-z])",
-         lambda noon: " AM" if noon[1] else " PM"),
-    )
-]  # fmt: skip
-
-
-_SYSTEM = re.compile(
-    r"(\\\{\s*)?\\begin\{(array|cases|aligned)\}(?:\{[lcr]*\})?"
-    r"((?:(?!\\text|\\begin)(?:[^&]|&(?=\s*=)))*?)\\end\{\2\}"
-    r"(?!\s*\\\})"
-)
-_PIECES = re.compile(
-    r"\\begin\{cases\}((?:(?!\\begin|\\end\{).)*)\\end\{cases\}", re.DOTALL
-)
-_IF = re.compile(
-    r"^\s*(?:\\text\s*\{\s*(?:if|for|when)\s*\}|(?:if|for|when)\b)"
-)
-
-
-def _as_list(system: re.Match[str]) -> str:
-    """Write the rows of a system of equations as a list."""
-    aligned = "&" in system[3]
-    if not system[1] and system[2] != "cases" and not aligned:
-        return system[0]
-    return system[3].replace("&", "").replace(r"\\", ",")
-
-
-def _as_pairs(pieces: re.Match[str]) -> str:
-    """Write a function given in pieces as a set of (value ; condition)."""
-    rows = [row.split("&") for row in pieces[1].split(r"\\") if row.strip()]
-    if not all(len(row) == 2 for row in rows):
-        return pieces[0]
-    pairs = (
-        f"({value.strip(' ,.;')} ; {_IF.sub('', condition).strip(' ,.;')})"
-        for value, condition in rows
-    )
-    return rf"\{{{', '.join(pairs)}\}}"
-
-
-@functools.lru_cache(maxsize=4096)
-def clean(text: str) -> str:
-    r"""Return `text` in one spelling: no dollars, one name for each symbol.
-
-    >>> clean(r"$\left[2,\,\dfrac12\right)$.")
-    '[2, \\frac{1}{2})'
-    >>> clean("x ≥ sqrt(2) or x = −1")
-    'x \\ge \\sqrt{2} , x = -1'
-    """
-    text = _DOLLARS.sub(" ", plain(text).translate(_SYMBOLS))
-    if r"\begin" in text and len(text) <= MAX_CHARS:
-        text = _PIECES.sub(_as_pairs, _SYSTEM.sub(_as_list, text))
-    text = _outer_braces_off(text.strip(" \n.,:"))
-    for pattern, replacement in _SPELLINGS:
-        text = pattern.sub(replacement, text)
-    return " ".join(text.split()).strip(" .,:")
-
-
-_DECIMAL = re.compile(
-    r"[0-9]*\.[0-9]+(?![0-9]|\\(?:overline|dot|bar)(?![a-z]))"
-)
-
-
-def decimal_digits(text: str) -> int:
-    """Count the significant digits of the longest decimal in `text`.
-
-    >>> decimal_digits("0.0250 m"), decimal_digits("250")
-    (3, 0)
-    """
-    decimals = _DECIMAL.findall(text)
-    digits = [len(one.lstrip("0.").replace(".", "")) for one in decimals]
-    return max(digits, default=0)
-
-
-_ALL_REAL = r"\(-\\infty,\\infty\)"
-_IN = (
-    r"[A-Za-z]\s*(?:\\in\s*"
-    rf"(\\mathbb\s*\{{?[NZQC]\}}?|{_ALL_REAL})(?:\^?\{{?[+*]\}}?)?"
-    r"|\\text\s*\{\s*is\s+an?\s+[a-z ]{3,30}\})"
-)
-_FOR_ALL = (
-    r"(?:\\forall|\\text\s*\{\s*"
-    r"(?:where|for(?:\s+(?:all|any|every|each|some))?)"
-    r"(?:\s+[a-z ]{3,20})?\s*\})"
-)
-_DOMAIN = re.compile(
-    rf"\s*(?:,?\s*{_FOR_ALL}\s*(?:{_IN}|[A-Za-z])|,\s*{_IN}"
-    rf"|,?\s*\(\s*{_FOR_ALL}?\s*{_IN}\s*\))(?=(?:\s*\\\}})?$)"
-)
-_ANY_REAL = re.compile(
-    rf"^[A-Za-z]\s*\\in\s*{_ALL_REAL}\s*,\s*(?=.*[<>]|.*\\[gln]e )"
-)
-
-
-def without_domain(text: str) -> tuple[str, str]:
-    r"""Return a clean text without what its variable runs over, and that.
-
-    >>> without_domain(r"2k\pi , k \in \mathbb{Z}")
-    ('2k\\pi', '\\mathbb{Z}')
-    >>> without_domain(r"f(x)=x \text{ for all } x"), without_domain("5")
-    (('f(x)=x', ''), ('5', ''))
-    """
-    text = _ANY_REAL.sub("", text)
-    found = _DOMAIN.search(text)
-    if not found or not found.start():
-        return text, ""
-    domain = "".join(filter(None, found.groups()))
-    return text[: found.start()] + text[found.end() :], squeezed(domain)
 
 
 # --- From tokens to values ---------------------------------------------------
@@ -242,6 +60,7 @@ class Number:
 
     value: Fraction
     digits: int = 0
+    unit: Unit | None = None
 
 
 @dataclass(frozen=True)
@@ -253,16 +72,21 @@ class Words:
 
 @dataclass(frozen=True)
 class Expression:
-    """A single expression, for the parser."""
+    """A single expression, for the parser, and the unit after it."""
 
     text: str
+    unit: Unit | None = None
 
 
 @dataclass(frozen=True)
 class Several:
-    """Values of which all are required, in any order."""
+    """Values of which all are required, in any order.
+
+    One that is given twice counts twice, except in a set.
+    """
 
     values: tuple
+    is_set: bool = False
 
 
 @dataclass(frozen=True)
@@ -292,8 +116,33 @@ class Inequality:
     strict: bool
 
 
-_BRACKETS = re.compile(r"\\[{}]|[()\[\]{}]")
-_OPENERS = ("(", "[", "{", r"\{")
+@dataclass(frozen=True)
+class Condition:
+    """What a variable is one of, or is none of if `excluded`."""
+
+    variable: str
+    values: Any
+    excluded: bool = False
+
+
+@dataclass(frozen=True)
+class Joint:
+    """Conditions that hold together, and equations beside them.
+
+    `certain` if a word says so: a comma may also list cases.
+    """
+
+    parts: tuple
+    certain: bool = False
+
+
+@dataclass(frozen=True)
+class Either:
+    """Conditions of which one holds."""
+
+    parts: tuple
+
+
 _COMPARES = re.compile(r"\\(?:le|ge|ne|in|approx|equiv)(?![A-Za-z])|[=<>]")
 _UNION = re.compile(r"\\cup(?![A-Za-z])")
 _VARIABLE = (
@@ -307,16 +156,28 @@ _NAME = re.compile(
     rf"|[A-Za-z]\((?:[^()=A-Za-z\\]|\\[A-Za-z]+)+\)|{QUANTITY}"
 )
 _SUCH_THAT = re.compile(
-    r"\s*[A-Za-z]\s*(?:\\in\s*\(-\\infty,\\infty\)\s*)?"
+    r"\s*([A-Za-z]\s*(?:\\in\s*(?:\(-\\infty,\\infty\)"
+    r"|\\mathbb\s*\{?[NZQ]\}?(?:\^?\{?[+*]\}?)?)\s*)?)"
     r"(?:\\mid(?![A-Za-z])|[|:])(?=.*[<>=]|.*\\[lgn]e )"
 )
+_OR = re.compile(r"\\lor(?![A-Za-z])")
+_AND = re.compile(r"\\land(?![A-Za-z])")
+# the roots of one unknown: x_1, x_{2}; other letters name other quantities
+_ROOT = re.compile(r"([x-z])_\{?([0-9])\}?")
+_SEPARATORS: dict[str, Callable[[str], Iterable[re.Match[str]]]] = {
+    "or": _OR.finditer,
+    "and": _AND.finditer,
+    "comma": comma,
+    "union": _UNION.finditer,
+}
+_ROOTS = re.compile(r"([x-z])_\{[0-9](?:\s*,\s*[0-9])+\}")
 # What may follow a value as its unit: "2\sqrt{3}\text{ cm}^2", "2\pi cm"
 _UNIT = re.compile(
     r"(?<=[0-9)}i])(?:\s*\\text\s*\{([^{}]*)\}|\s([A-Za-z][A-Za-z ]*))"
     r"(\s*\^\s*\{?[23]\}?)?$"
 )
-_NAMES = re.compile(r"\(\s*[A-Za-z](?:\s*,\s*[A-Za-z])+\s*\)")
-_LETTERS = re.compile(r"\\[A-Za-z]+|[A-Za-z]+")
+_INDEXED = r"[A-Za-z](?:_\{?[0-9]\}?)?"
+_NAMES = re.compile(rf"\(\s*{_INDEXED}(?:\s*,\s*{_INDEXED})+\s*\)")
 _TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
 _LAYOUT = re.compile(r"\\(?:text|begin|end)\s*\{[^{}]*\}")
 _COLON = re.compile(r"\s*([0-9]+)\s*:\s*([0-9]+)\s*")
@@ -335,8 +196,8 @@ def read(text: str) -> Any:
     Raises Unreadable when the text is empty, not balanced, or too large.
 
     >>> read("1/2, 3.50").values[1]
-    Number(value=Fraction(7, 2), digits=3)
-    >>> read("x > 2") == read(r"(2, \infty)")
+    Number(value=Fraction(7, 2), digits=3, unit=None)
+    >>> read("x > 2").values == read(r"(2, \infty)")
     True
     >>> read(r"\text{East}")
     Words(words=('east',))
@@ -355,35 +216,48 @@ def read(text: str) -> Any:
 
 
 def _value(text: str) -> Any:
-    text = _outer_braces_off(text.strip(" .,"))
+    text = outer_braces_off(text.strip(" .,"))
     if not text:
         raise Unreadable("empty")
     number = _number(text)
     if number:
         return number
     inside = _TEXT.fullmatch(text)
-    if inside and re.search("[,:]", inside[1]):
+    if inside and re.search(r"[,:]|\\l(?:and|or)\b", inside[1]):
         return _value(inside[1])
     words = _words(text)
     if words:
         return words
     if r"\dots" in text:
         return Words((squeezed(text),))
-    parts = _split(text, _comma)
-    if len(parts) > 1:
-        return _several(parts)
-    parts = _split(text, _UNION.finditer)
-    if len(parts) > 1:
-        return _several(parts)
-    pieces = _split(text, _COMPARES.finditer, keep=True)
+    if re.search(r"\\pm(?![A-Za-z])", text) and r"\mp" in text:
+        return Several(tuple(map(_value, _both_signs(text))))
+    for joined_by, separator in _SEPARATORS.items():
+        parts = split(text, separator)
+        if len(parts) > 1:
+            return _several(parts, joined_by)
+    pieces = split(text, _COMPARES.finditer, keep=True)
     if len(pieces) > 1:
         return _relation(pieces)
     return _bracketed(text) or _single(text)
 
 
+def _both_signs(text: str) -> list[str]:
+    r"""Return a text with the upper signs, and with the lower ones.
+
+    >>> _both_signs(r"(\pm 1, \mp 2)")
+    ['(+ 1, - 2)', '(- 1, + 2)']
+    """
+    swapped = text.replace(r"\pm", "\0").replace(r"\mp", r"\pm")
+    both = text, swapped.replace("\0", r"\mp")
+    return [t.replace(r"\pm", "+").replace(r"\mp", "-") for t in both]
+
+
 def _number(text: str) -> Number | None:
-    value = None if "=" in text else parse_number(text)
-    return None if value is None else Number(value, decimal_digits(text))
+    found = None if "=" in text else parse_quantity(text, variables=True)
+    if found is None:
+        return None
+    return Number(found.value, decimal_digits(text), found.unit)
 
 
 def _words(text: str) -> Any:
@@ -431,7 +305,7 @@ _PHRASES = {
 }
 _OPTION = re.compile(
     r"(?:(?:[Oo]ption|[Cc]hoice) )?"
-    r"(?:\(([A-J])\)|([A-J])[).:](?=\s)|([A-J])(?=[).]?$))\s*([^\s,/&+].*)?"
+    r"(?:\(([A-J])\)|([A-J])[).:](?=\s)|([A-J])(?=[).]?$))\s*(?!\\l(?:and|or)\b)([^\s,/&+].*)?"
 )
 
 
@@ -454,34 +328,121 @@ def option(text: str) -> tuple[str, str]:
 _SHORT = ("yes", "no", "odd", "red", "one", "two", "six", "ten")
 
 
-def _several(parts: list[str]) -> Several:
+def _several(parts: list[str], joined_by: str = "comma") -> Any:
+    """A list; or conditions, if there is one among its values."""
     parts = [part for part in parts if part.strip(" .,")]
     if len(parts) > MAX_VALUES:
         raise Unreadable("too many values")
-    flat: list[Any] = []
-    for part in parts:
-        value, is_set = _value(part), part.strip().startswith(r"\{")
-        inside = isinstance(value, Several) and not is_set
-        flat += value.values if inside else [value]
-    if not flat:
+    values = [_value(part) for part in parts]
+    if not values:
         raise Unreadable("separators, and nothing between them")
-    return Several(tuple(flat)) if len(flat) > 1 else flat[0]
+    if len(values) == 1:
+        return values[0]
+    if any(isinstance(v, Condition | Inequality | Joint) for v in values):
+        return _conditions(values, joined_by)
+    return _list_of(values)
 
 
-def _bracketed(text: str) -> Bracketed | Several | None:
+def _conditions(values: list[Any], joined_by: str) -> Any:
+    first, *others = values
+    if joined_by == "or":
+        return Either(tuple(values))
+    plain = all(isinstance(v, Number | Expression) for v in others)
+    if isinstance(first, Condition) and first.excluded and plain:
+        # "x \ne 2, -2"
+        return replace(first, values=Several((first.values, *others)))
+    flat: list[Any] = []
+    certain = joined_by == "and"
+    for value in values:
+        inside = isinstance(value, Joint)
+        flat += value.parts if inside else [value]
+        certain = certain or (inside and value.certain)
+    return Joint(tuple(flat), certain)
+
+
+def _list_of(values: list[Any]) -> Any:
+    """A list without lists in it, but for sets and for named values."""
+    flat: list[Any] = []
+    for value in values:
+        nested = isinstance(value, Several) and not value.is_set
+        flat += value.values if nested and not named(value) else [value]
+    return _sum_of_parts(flat) or Several(tuple(_by_root(flat)))
+
+
+def named(value: Any) -> bool:
+    """Tell whether a value is a list such as x = 1, y = 2."""
+    return (
+        isinstance(value, Several)
+        and all(isinstance(v, Equation) and v.assigns for v in value.values)
+        and len({squeezed(v.left) for v in value.values}) > 1
+    )
+
+
+def _by_root(values: list[Any]) -> list[Any]:
+    """Read x_1 = 5, x_2 = 6 as two values of x, with y_1 and y_2 as pairs."""
+    if not all(isinstance(v, Equation) and v.assigns for v in values):
+        return values
+    found = [_ROOT.fullmatch(squeezed(v.left)) for v in values]
+    roots = [match for match in found if match]
+    if len(roots) < len(values):
+        return values
+    letters = sorted({match[1] for match in roots})
+    indices = sorted({match[2] for match in roots})
+    if len(roots) != len(letters) * len(indices) or len(indices) < 2:
+        return values
+    by_name = {(m[1], m[2]): v for m, v in zip(roots, values, strict=True)}
+    if len(by_name) < len(values):
+        return values
+    if len(letters) == 1:
+        return [replace(v, left=letters[0]) for v in values]
+    return [
+        Several(
+            tuple(
+                replace(by_name[letter, index], left=letter)
+                for letter in letters
+            )
+        )
+        for index in indices
+    ]
+
+
+def _sum_of_parts(values: list[Any]) -> Number | None:
+    """Read "2 hours and 30 minutes" as one length of time."""
+    units = [v.unit for v in values if isinstance(v, Number) and v.unit]
+    if len(units) < len(values) or not units[0].dimensions:
+        return None
+    pairs = zip(units, units[1:], strict=False)
+    if not all(
+        one.dimensions == other.dimensions and one.factor > other.factor
+        for one, other in pairs
+    ):
+        return None
+    total = sum(v.value * v.unit.factor for v in values)
+    return Number(total / units[0].factor, 0, units[0])
+
+
+def _bracketed(text: str) -> Any:
     """A point, an interval or a set, if one pair of brackets holds it all."""
-    brackets = list(_BRACKETS.finditer(text))
+    brackets = list(BRACKETS.finditer(text))
     if not brackets or brackets[0].start() or brackets[-1].end() < len(text):
         return None
     opener, closer = brackets[0], brackets[-1]
     inside = text[opener.end() : closer.start()]
-    if _depths(text)[opener.start()] or not _balanced(inside):
+    if depths(text)[opener.start()] or not balanced(inside):
         return None
-    parts = _split(inside, _comma)
+    parts = split(inside, comma)
     if opener[0] == r"\{" and (condition := _SUCH_THAT.match(inside)):
-        return _value(inside[condition.end() :])
+        domain = condition[1] if r"\in" in condition[1] else ""
+        return _value(
+            ", ".join(filter(None, (domain, inside[condition.end() :])))
+        )
     if opener[0] == r"\{":
-        return _several(parts)
+        found = _several(parts)
+        return (
+            replace(found, is_set=True)
+            if isinstance(found, Several)
+            else found
+        )
     if len(parts) < 2 or opener[0] == "{":
         return None
     return Bracketed(opener[0], tuple(map(_value, parts)), closer[0])
@@ -490,20 +451,22 @@ def _bracketed(text: str) -> Bracketed | Several | None:
 def _relation(pieces: list[str]) -> Any:
     """An equation, or the values that an inequality leaves."""
     signs = pieces[1::2]
-    sides = [_outer_braces_off(side.strip()) for side in pieces[::2]]
+    sides = [outer_braces_off(side.strip()) for side in pieces[::2]]
     if not all(sides):
         raise Unreadable("a side of a relation is empty")
     if signs == [r"\in"]:
-        return _value(sides[1])
+        values = _value(sides[1])
+        is_name = _IS_VARIABLE.fullmatch(sides[0])
+        return Condition(squeezed(sides[0]), values) if is_name else values
     if set(signs) <= {"=", r"\approx", r"\equiv"}:
         return _equation(sides)
     if signs == [r"\ne"] and _IS_VARIABLE.fullmatch(sides[0]):
-        low = _interval("(", _ALL_NUMBERS[0], sides[1], ")")
-        return Several((low, _interval("(", sides[1], _ALL_NUMBERS[1], ")")))
+        return Condition(squeezed(sides[0]), _value(sides[1]), excluded=True)
     return _inequality(sides, signs)
 
 
 def _equation(sides: list[str]) -> Any:
+    sides = [_ROOTS.sub(r"\1", side) for side in sides]
     if _NAME.fullmatch(sides[-1]) and not _NAME.fullmatch(sides[0]):
         sides = sides[::-1]  # "5 = x"
     name = _NAME.fullmatch(sides[0]) is not None
@@ -517,15 +480,6 @@ def _equation(sides: list[str]) -> Any:
     if _NAMES.fullmatch(sides[0]):
         return _value(sides[-1])
     return Equation(sides[0], _value(sides[-1]), name)
-
-
-def letter_runs(text: str) -> list[str]:
-    r"""Return the commands and the runs of letters in `text`, in order.
-
-    >>> letter_runs(r"2\sin x + ab")
-    ['\\sin', 'x', 'ab']
-    """
-    return _LETTERS.findall(text)
 
 
 def _has_variable(text: str) -> bool:
@@ -545,16 +499,19 @@ def _inequality(sides: list[str], signs: list[str]) -> Any:
     if len(sides) == 3:
         if not _IS_VARIABLE.fullmatch(sides[1]):
             raise Unreadable("an inequality without a variable in the middle")
-        return _interval(opener, sides[0], sides[2], closer)
+        return _between(sides[1], opener, sides[0], sides[2], closer)
     if _IS_VARIABLE.fullmatch(sides[0]) and not _has_variable(sides[1]):
-        return _interval("(", _ALL_NUMBERS[0], sides[1], closer)
+        return _between(sides[0], "(", _ALL_NUMBERS[0], sides[1], closer)
     if _IS_VARIABLE.fullmatch(sides[1]) and not _has_variable(sides[0]):
-        return _interval(opener, sides[0], _ALL_NUMBERS[1], ")")
+        return _between(sides[1], opener, sides[0], _ALL_NUMBERS[1], ")")
     return Inequality(sides[1], sides[0], signs[0] in "<>")
 
 
-def _interval(opener: str, low: str, high: str, closer: str) -> Bracketed:
-    return Bracketed(opener, (_value(low), _value(high)), closer)
+def _between(
+    name: str, opener: str, low: str, high: str, closer: str
+) -> Condition:
+    interval = Bracketed(opener, (_value(low), _value(high)), closer)
+    return Condition(squeezed(name), interval)
 
 
 def _single(text: str) -> Any:
@@ -562,7 +519,7 @@ def _single(text: str) -> Any:
         return _ratio(text) or Words((squeezed(text),))
     unit = _UNIT.search(text)
     if unit and _is_unit_after(text[: unit.start()], unit):
-        return _value(text[: unit.start()])
+        return _with_unit(_value(text[: unit.start()]), unit)
     if _BROKEN.search(text):
         raise Unreadable("two numbers without a sign between them")
     for run in letter_runs(_LAYOUT.sub("", text)):
@@ -573,6 +530,14 @@ def _single(text: str) -> Any:
     if text.count(r"\pm") == 1 and r"\mp" not in text:
         return _several([text.replace(r"\pm", sign) for sign in "+-"])
     return Expression(text)
+
+
+def _with_unit(value: Any, unit: re.Match[str]) -> Any:
+    if not isinstance(value, Number | Expression) or value.unit:
+        return value
+    power = (unit[3] or "").replace("{", "").replace("}", "").replace(" ", "")
+    words = (unit[1] or unit[2]).strip()
+    return replace(value, unit=read_unit(f" {words}{power}"))
 
 
 def _is_unit_after(value: str, unit: re.Match[str]) -> bool:
@@ -598,82 +563,12 @@ def _ratio(text: str) -> Number | None:
     return Number(Fraction(int(colon[1]), int(colon[2])))
 
 
-# --- Brackets ----------------------------------------------------------------
-
-
-def _depths(text: str) -> list[int]:
-    """Return how deep in brackets each character of `text` lies."""
-    depths, depth, last = [], 0, 0
-    for bracket in _BRACKETS.finditer(text):
-        depths += [depth] * (bracket.start() - last)
-        opens = bracket[0] in _OPENERS
-        depth += 1 if opens else -1
-        depths += [depth - 1 if opens else depth] * len(bracket[0])
-        last = bracket.end()
-    return depths + [depth] * (len(text) - last)
-
-
-def _balanced(text: str) -> bool:
-    depths = _depths(text)
-    ends = text.count("(") + text.count("[") + text.count("{")
-    starts = text.count(")") + text.count("]") + text.count("}")
-    return ends == starts and min(depths, default=0) >= 0
-
-
 def _check_brackets(text: str) -> None:
     """Intervals such as [2, 5) are balanced; any opener fits any closer."""
-    if not _balanced(text):
+    if not balanced(text):
         raise Unreadable("brackets that do not match")
-    if max(_depths(text), default=0) > MAX_DEPTH:
+    if max(depths(text), default=0) > MAX_DEPTH:
         raise Unreadable("too many brackets in one another")
-
-
-def _split(
-    text: str,
-    separator: Callable[[str], Iterable[re.Match[str]]],
-    keep: bool = False,
-) -> list[str]:
-    """Split `text` where `separator` finds one outside of all brackets.
-
-    With `keep`, the separators stand between the parts, as in "x", "<", "3".
-    """
-    depths, parts, start = _depths(text), [], 0
-    for found in separator(text):
-        if depths[found.start()] == 0:
-            parts.append(text[start : found.start()])
-            parts += [found[0]] * keep
-            start = found.end()
-    return [*parts, text[start:]]
-
-
-def _comma(text: str) -> Iterable[re.Match[str]]:
-    """A comma with a space after it, else any: "1,000, 2,000" is two."""
-    spaced = list(re.finditer(r",(?=\s)", text))
-    depths = _depths(text)
-    if any(depths[comma.start()] == 0 for comma in spaced):
-        return spaced
-    return re.finditer(",", text)
-
-
-def _outer_braces_off(text: str) -> str:
-    while text.startswith("{") and text.endswith("}"):
-        if not _balanced(text[1:-1]):
-            break
-        text = text[1:-1].strip()
-    return text
-
-
-def squeezed(text: str) -> str:
-    r"""Return `text` without the blanks and braces that mean nothing.
-
-    Those between two letters or digits do: 1/23 is not 12/3.
-
-    >>> squeezed("x^{2} + 1"), squeezed(r"\frac{1}{23}"), squeezed("1 2")
-    ('x^2+1', '\\frac{1}{23}', '1 2')
-    """
-    text = re.sub(r"([_^])\s*\{\s*([A-Za-z0-9])\s*\}", r"\1\2", text)
-    words = " ".join(text.split())
-    return re.sub(r"(?<![A-Za-z0-9]) | (?![A-Za-z0-9])", "", words)
 
 
 # --- What would take for ever ------------------------------------------------

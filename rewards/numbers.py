@@ -7,17 +7,18 @@ not one whole, unambiguous number is None rather than a guess.
 It takes four steps: `_plain` rewrites Unicode and LaTeX spellings as ASCII
 ones and takes the wrapping off; what follows the last equals sign is left,
 if what stands before it may lead to it; `_NUMBER` splits that into a number
-and a unit; `_value` computes the fraction, provided that `is_unit` accepts
-the unit.
+and a unit; `_value` computes the fraction, provided that `units.is_unit`
+accepts the unit.
 """
 
 import re
+from dataclasses import dataclass
 from fractions import Fraction
 
 from rewards.spelling import plain
+from rewards.units import SHORT, Unit, convert, is_unit, read_unit
 
 MAX_ANSWER_CHARS = 1000  # no honest number is longer
-MAX_UNIT_WORDS = 8  # "miles per hour on the way back" is still a unit
 
 _INTEGER = r"(?:[1-9][0-9]{0,2}(?:,[0-9]{3})+|[0-9]+)"  # 1,234 or 1234
 _DECIMAL = rf"(?:{_INTEGER}(?:\.[0-9]+)?|\.[0-9]+)"
@@ -31,19 +32,75 @@ _NUMBER = re.compile(
         (?P<decimal>{_DECIMAL})
         (?:(?:e|\ ?[*x]\ ?10\ ?\^)\ ?(?P<exponent>[-+]?[0-9]{{1,3}}))?
     )
-    (?:\ ?(?P<scale>k|hundred|thousand|million|billion|trillion)\b)?
+    (?:\ ?(?P<scale>(?:hundred|thousand|million|billion|trillion|lakhs?
+        |crores?)\b|[百千万萬亿億]))?
     (?P<unit>(?![0-9.,]).*)
     """,
     re.VERBOSE | re.IGNORECASE,
 )
 _SCALES = {
-    "k": 10**3,
     "hundred": 10**2,
     "thousand": 10**3,
+    "lakh": 10**5,
     "million": 10**6,
+    "crore": 10**7,
     "billion": 10**9,
     "trillion": 10**12,
+    **dict.fromkeys("百", 10**2),
+    **dict.fromkeys("千", 10**3),
+    **dict.fromkeys("万萬", 10**4),
+    **dict.fromkeys("亿億", 10**8),
 }
+# "$2.5M" is millions, "5 m" metres and "3k" may be a product: what stands
+# with the letter decides.
+_SHORTHAND = re.compile(
+    r"([-+]?[0-9][0-9,.]*)( ?)([kKmMbBtT]|bn|mn)(?![\w^])(.*)"
+)
+_LETTER_SCALES = {
+    "k": 10**3, "m": 10**6, "mn": 10**6, "b": 10**9, "bn": 10**9, "t": 10**12,
+}  # fmt: skip
+_MONEY = re.compile(
+    r" ?(?:[$€£¥₹]|(?:dollars?|bucks|euros?|pounds|USD|EUR|GBP)\b)"
+)
+_COUNTED = re.compile(r" (?!of\b|per\b|long\b|tall\b)[a-z]{4,}")
+# groups of thousands that can be nothing else
+_GROUPS = re.compile(
+    r"(?<![0-9.,/])(?:[1-9][0-9]?(?:,[0-9]{2})+,[0-9]{3}"
+    r"|[1-9][0-9]{0,2}(?: [0-9]{3})+|[1-9][0-9]{0,2}(?:'[0-9]{3})+"
+    r"|[1-9][0-9]{0,2}(?:\.[0-9]{3}){2,})(?![0-9,'/]|[ .][0-9])"
+)
+_NUMERALS = [
+    "zero",
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+    "eleven",
+    "twelve",
+    "thirteen",
+    "fourteen",
+    "fifteen",
+    "sixteen",
+    "seventeen",
+    "eighteen",
+    "nineteen",
+]
+_TENS = [
+    "twenty",
+    "thirty",
+    "forty",
+    "fifty",
+    "sixty",
+    "seventy",
+    "eighty",
+    "ninety",
+]
 
 _DIGITS = re.compile(r"-?[0-9]+")  # most answers are no more than this
 
@@ -73,6 +130,13 @@ _LATEX = [
             r"\\(?:overline|dot|bar)\s*(?:\{([0-9]+)\}|([0-9]))",
             lambda m: _repeating(m[1], m[2], m[3] or m[4]),
         ),
+        (r"\^\s*\{?\s*(st|nd|rd|th)\s*\}?(?![A-Za-z])", r"\1"),
+        (r"\\(?:Omega|ohm)(?![A-Za-z])", "Ω"),
+        (
+            r"(?<=[0-9 ])(?:\\mu|μ)\s*"
+            r"(?=(?:[mgslLAVWFNJHΩ]|Pa|mol)(?![A-Za-z]))",
+            " µ",
+        ),
         (r"\\(?:times|cdot)\b", "*"),
         (r"\\div\b", "/"),
         (r"\^\s*\{\s*([-+]?[0-9]+)\s*\}", r"^\1"),
@@ -82,41 +146,20 @@ _LATEX = [
         ),
     )
 ]
-_IN_BRACKETS = re.compile(r"\\?[({]([^(){}]*)\\?[)}]")
+_HAS_LATEX = re.compile(r"[\\^μ]")
+_IN_BRACKETS = re.compile(r"\\?[({\[]([^(){}\[\]]*)\\?[)}\]]")
 # What may stand before the digits: "-$5", "US$ 5", "USD 5", "negative 5".
 _PREFIX = re.compile(
     r"([-+]?) ?"
-    r"(?:(?:[A-Z]{2,3} ?)?[$€£¥₹]|(?:USD|EUR|GBP|Rs\.?)(?= ?[0-9]))? ?"
+    r"((?:[A-Z]{2,3} ?)?[$€£¥₹]|(?:USD|EUR|GBP|Rs\.?)(?= ?[0-9]))? ?"
 )
 _MINUS = re.compile(r"^(?:minus|negative) (?=[0-9$])", re.IGNORECASE)
 _ASIDE = re.compile(  # "18 (dollars)", but not "18 (thousand)"
-    r" \((?![^()]*(?:hundred|thousand|illion))[A-Za-z][A-Za-z ,.'-]{2,}\)$"
+    r" \((?![^()]*(?:hundred|thousand|illion))([A-Za-z][A-Za-z ,.'-]{2,})\)$"
 )
+_IN_WORDS = re.compile(r"([A-Za-z][A-Za-z -]*) \(([^()]+)\)")
+_IN_DOLLARS = re.compile(r"\$([^$]+)\$(?![0-9])(.*)")
 
-_LETTER = r"[A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u024f]"
-_UNIT_MARK = re.compile(r" ?[%°¢$€£¥₹]?[ /]*")
-_UNIT_WORD = re.compile(rf"{_LETTER}+(?:[.'’-]{_LETTER}+)*\.?(?:\^?[23])?")
-_UNIT_LETTERS = frozenset("cfghlmsvw")  # "5 m" is five metres, "5x" is not 5
-# What may follow the digits without a space, besides words of four letters
-# and more: "5km" is five kilometres, but "2ab" is a product.
-_SHORT_UNIT = (
-    "[mcdknuµ]?m|[mkµ]?g|[mcd]?l|ft|yd|mi|in|sq|lbs?|oz|st|ton|pt|qt|gal|"
-    "[mnµ]?s|sec|min|hrs?|am|pm|days?|yrs?|wk|mo|mph|kph|kmh|rpm|bpm|fps|"
-    "usd|eur|gbp|cad|aud|inr|jpy|cts|[kmgt]b|[kmg]?hz|[km]?w|k?wh|k?pa|atm|"
-    "psi|[km]?ev|k?j|k?cal|mol|deg|rad|pcs?|pts|ppm|bps|px|nd|rd|th"
-)
-_IS_SHORT_UNIT = re.compile(_SHORT_UNIT)
-_NOT_A_UNIT = re.compile(  # words that change the number before them
-    "zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|"
-    "(?:thir|four|fif|six|seven|eigh|nine)teen|"
-    "(?:twen|thir|for|fif|six|seven|eigh|nine)ty|"
-    "hundred|thousand|[mbt]r?illion|half|halves|thirds?|quarters?|"
-    "(?:four|fif|six|seven|eigh|nin|ten|eleven|twelf|[a-z]{3,6}teen|"
-    "[a-z]{3,5}tie|hundred|thousand|[mbt]r?illion)ths?|"
-    "plus|minus|or|not|over|divided|squared|cubed|factorial|choose|mod|pi|"
-    "is|isn't|are|aren't|was|wasn't|wrong|incorrect|than|twice|thrice|"
-    "sin|cos|tan|cot|sec|csc|log|ln|exp|sqrt"
-)
 # What is named by more than a letter: S_{ABC}, |AB|, \overline{AB}, \cos A.
 QUANTITY = (
     r"[A-Za-z]_\{[^{}=]*\}|\|[^|=<>x]+\|"
@@ -136,18 +179,25 @@ _TERM = re.compile(
     r"|(?<![0-9A-Za-z])x(?= ?[0-9$(])"
     r"|\\(?:frac|sqrt)(?![a-z])"
     r"|(?<![0-9A-Za-z\\])[A-Za-z'’-]{3,}:?"
-    rf"|(?<=[0-9]) ?(?:{_SHORT_UNIT})(?![A-Za-z])"
+    rf"|(?<=[0-9]) ?(?:{SHORT})(?![A-Za-z])"
     r"|(?<![0-9A-Za-z\\])(?:of|in|to|at|by|an?)(?![A-Za-z])"
 )
 _APPROXIMATELY = re.compile(
-    r"\\approx(?![A-Za-z])|≈|^\s*(?:about|approximately|roughly)\s",
+    r"\\approx(?![A-Za-z])|≈"
+    r"|^\s*(?:about|approximately|approx\.?|roughly|around|circa|ca\.)\s",
     re.IGNORECASE,
 )
+_PERCENT = re.compile(r"%|per ?cent|\bpct\b", re.IGNORECASE)
 _DECIMALS = re.compile(r"\.([0-9]{1,20})")
 SUM_OF_NAMES = re.compile(r"[A-Za-z](?: ?\+ ?[A-Za-z])+")
 _BETWEEN_BOXES = re.compile(
     r"(?:[\s,;$&]|\\[,;:()\[\] ]|\\q?quad|and\b|or\b"
     r"|\\text\s?\{[\s,]*(?:and|or)[\s,]*\})*"
+)
+_BOX_LABEL = re.compile(
+    r"(?:\\text[a-z]*\s*\{\s*)?(?:the |my )?(?:final |correct )?"
+    r"ans(?:wer)?(?:\s+is\b|\s*[:=])\s*:?\s*(?P<in>[^{}]*)",
+    re.IGNORECASE,
 )
 # Policies misspell the command, and "\b" in a string that was meant to be raw
 # is a backspace. "\boxed 42" needs no braces.
@@ -157,17 +207,32 @@ _BRACE = re.compile(
 )
 
 
+@dataclass(frozen=True)
+class Quantity:
+    """A number, exactly, and the unit that is stated with it, if any."""
+
+    value: Fraction
+    unit: Unit | None = None
+
+    def equals(self, other: "Quantity") -> bool:
+        """Whether both are the same; a unit that one leaves out is ignored."""
+        if self.unit is None or other.unit is None:
+            return self.value == other.value
+        return self.value == convert(other.value, other.unit, self.unit)
+
+
 def parse_number(text: str) -> Fraction | None:
     r"""Return the number that `text` says, as a Fraction, or None.
 
-    Understood: a sign (the Unicode minus too), thousands groups, decimals,
-    fractions, mixed numbers, scientific notation with an exponent of up to
-    three digits, repeating decimals, currency, percent (the sign is a unit:
-    GSM8K stores 50 for 50%), units in words, the end of a calculation
-    ("9 + 9 = 18"), brackets around it, full-width and invisible characters,
-    a box and LaTeX around it all. Not understood,
-    hence None: anything else, two numbers, wrong thousands groups, a zero
-    denominator, a product of variables, more than MAX_ANSWER_CHARS
+    Understood: a sign (the Unicode minus too), thousands groups (also Indian
+    ones, and those that blanks or apostrophes set apart), decimals, fractions,
+    mixed numbers, scientific notation with an exponent of up to three digits,
+    repeating decimals, currency, percent (the sign is a unit: GSM8K stores 50
+    for 50%), units in words, the end of a calculation ("9 + 9 = 18"),
+    brackets and quotes around it, the digits of any script, a box and LaTeX
+    around it all. Not understood, hence None: anything else, two numbers,
+    wrong thousands groups, a zero denominator, a product of variables, a
+    letter that may be a scale or a unit ("500K"), more than MAX_ANSWER_CHARS
     characters.
 
     >>> parse_number("-1,234.50")
@@ -185,18 +250,58 @@ def parse_number(text: str) -> Fraction | None:
 
     Source: exact fractions, as in Python's `fractions`.
     """
+    quantity = parse_quantity(text)
+    return None if quantity is None else quantity.value
+
+
+def parse_quantity(text: str, variables: bool = False) -> Quantity | None:
+    """Return the number and the unit that `text` says, or None.
+
+    As `parse_number`; with `variables` the k of "3k" is one, no thousand.
+
+    >>> parse_quantity("$2.5M").value, parse_quantity("500 K").value
+    (Fraction(2500000, 1), Fraction(500, 1))
+    >>> parse_quantity("2 hours").equals(parse_quantity("120 minutes"))
+    True
+    >>> print(parse_quantity("3k", variables=True), parse_quantity("n=3k"))
+    None None
+    """
     text = text.strip()
     if len(text) > MAX_ANSWER_CHARS:
         return None
     if _DIGITS.fullmatch(text):
-        return Fraction(int(text))
+        return Quantity(Fraction(int(text)))
     *left, right = _plain(_unboxed(text)).split("=")
     if len(left) > 1 and SUM_OF_NAMES.fullmatch(left[0].strip()):
         del left[0]  # "m + n = 256 + 37 = 293" computes what was asked for
-    value = _quantity(right)
-    if value is None or not all(_leads_to(value, side) for side in left):
+    variables = variables or any(map(_is_variable, left))
+    quantity = _quantity(right, variables)
+    if quantity is None or not all(_leads_to(quantity, side) for side in left):
         return None
-    return value
+    return quantity
+
+
+def spelled_out(words: str) -> int | None:
+    """Return the whole number that words say, below a million, or None.
+
+    >>> spelled_out("eighteen"), spelled_out("one hundred and twenty-five")
+    (18, 125)
+    >>> print(spelled_out("blue"))
+    None
+    """
+    total = part = 0
+    for word in words.lower().replace("-", " ").split():
+        if word in _NUMERALS:
+            part += _NUMERALS.index(word)
+        elif word in _TENS:
+            part += 10 * (_TENS.index(word) + 2)
+        elif word == "hundred":
+            part *= 100
+        elif word == "thousand":
+            total, part = total + 1000 * part, 0
+        elif word != "and":
+            return None
+    return total + part
 
 
 def readings(text: str) -> list[str]:
@@ -225,10 +330,10 @@ def readings(text: str) -> list[str]:
 def has_percent(text: str) -> bool:
     """Tell whether a text names a percentage.
 
-    >>> has_percent(r"50\\%"), has_percent("50 percent"), has_percent("0.5")
-    (True, True, False)
+    >>> [has_percent(text) for text in (r"50\\%", "5 per cent", "５％", "5")]
+    [True, True, True, False]
     """
-    return "%" in text or "percent" in text or "Percent" in text
+    return _PERCENT.search(plain(text)) is not None
 
 
 def boxes(text: str) -> list[tuple[int, int, str]]:
@@ -266,7 +371,8 @@ def box_statement(text: str) -> tuple[int, str] | None:
 
     Boxes with nothing but a comma, "and" or "or" between them are one
     statement of several values; with words between them, the last replaces
-    those before it. A value that is repeated counts once.
+    those before it. One that is repeated with nothing between counts once, and
+    a label such as "Answer:" inside a box is left out.
 
     >>> box_statement(r"So \boxed{3}, \boxed{5} and $\boxed{7}$.")
     (3, '3, 5, 7')
@@ -277,11 +383,21 @@ def box_statement(text: str) -> tuple[int, str] | None:
     if not found:
         return None
     start, _, content = found.pop()
-    contents = [content.strip()]
+    contents = [_without_label(content)]
     while found and _BETWEEN_BOXES.fullmatch(text, found[-1][1], start):
+        again = text[found[-1][1] : start].strip(" \n$") == ""
         start, _, content = found.pop()
-        contents.append(content.strip())
-    return start, ", ".join(dict.fromkeys(reversed(contents)))
+        if not again or _without_label(content) != contents[-1]:
+            contents.append(_without_label(content))
+    return start, ", ".join(reversed(contents))
+
+
+def _without_label(content: str) -> str:
+    label = _BOX_LABEL.match(content.strip())
+    if label is None:
+        return content.strip()
+    rest = content.strip()[label.end() :].removeprefix("}")
+    return (label["in"] + rest).strip() or content.strip()
 
 
 def _unboxed(text: str) -> str:
@@ -293,65 +409,83 @@ def _unboxed(text: str) -> str:
 def _plain(text: str) -> str:
     """Return `text` in ASCII spelling, without wrapping around the number."""
     text = plain(text)
-    if "\\" in text or "^" in text:
+    if _HAS_LATEX.search(text):
         for pattern, replacement in _LATEX:
             text = pattern.sub(replacement, text)
-    return " ".join(text.split())
+    text = _bare(" ".join(text.split()))
+    while len(text) > 1 and text[0] == text[-1] == "$":
+        text = _bare(text[1:-1])
+    if maths := _IN_DOLLARS.fullmatch(text):
+        text = _bare(f"{maths[1]} {maths[2]}")
+    return text
 
 
-def _quantity(text: str) -> Fraction | None:
-    """Return the number in a plain text of a number and its unit, or None."""
-    text = text.lstrip(" *_`\"'$").rstrip(" *_`\"'$.,;:")
+def _bare(text: str) -> str:
+    return text.lstrip(" *_`\"'").rstrip(" *_`\"'.,;:")
+
+
+def _quantity(text: str, variables: bool) -> Quantity | None:
+    """Return the quantity that a plain text is, or None."""
+    text = _bare(text)
     if brackets := _IN_BRACKETS.fullmatch(text):
         text = brackets[1].strip(" $\\")
-    text = _PREFIX.sub(r"\1", _MINUS.sub("-", text), count=1)
-    number = _NUMBER.fullmatch(_ASIDE.sub("", text))
+        if "," in text:
+            return None  # a set, a point or an interval
+    if words := _IN_WORDS.fullmatch(text):  # "eighteen (18)"
+        inside = _quantity(words[2], variables)
+        same = inside is not None and inside.value == spelled_out(words[1])
+        return inside if same else None
+    text = _MINUS.sub("-", text)
+    prefix = _PREFIX.match(text)
+    assert prefix
+    currency, text = prefix[2] or "", prefix[1] + text[prefix.end() :]
+    currency = currency[-1:] if currency[-1:] in "$€£¥₹" else currency
+    text = _GROUPS.sub(lambda m: re.sub("[^0-9]", "", m[0]), text)
+    if aside := _ASIDE.search(text):
+        text = text[: aside.start()]
+    scale, text = _shorthand(text, bool(currency), variables)
+    number = _NUMBER.fullmatch(text)
     if number is None or not is_unit(number["unit"]):
         return None
-    return _value(number)
+    value = _value(number)
+    if value is None or (aside and spelled_out(aside[1]) not in (None, value)):
+        return None
+    unit = read_unit(f"{currency} {number['unit']}")
+    return Quantity(value * scale, unit)
 
 
-def _leads_to(value: Fraction, side: str) -> bool:
-    """Tell whether `side` may stand before an equals sign and `value`.
+def _shorthand(text: str, money: bool, variables: bool) -> tuple[int, str]:
+    """Return the factor that a letter behind the digits is, and the rest."""
+    found = _SHORTHAND.fullmatch(text)
+    if found is None:
+        return 1, text
+    digits, blank, letter, rest = found.groups()
+    money = money or _MONEY.match(rest) is not None
+    counted = not blank and letter in "kKMB" and _COUNTED.match(rest)
+    thousands = letter == "k" and not (blank or rest or variables)
+    if money or counted or thousands:
+        return _LETTER_SCALES[letter.lower()], digits + rest
+    if letter in "kMBbtT" or (letter == "K" and not blank):
+        return 1, ""  # a product, or nobody knows
+    return 1, text
+
+
+def _is_variable(side: str) -> bool:
+    """Tell whether the left side of an equation is a name: n, not "Total"."""
+    return _NAME.fullmatch(side.strip(" *_:$")) is not None
+
+
+def _leads_to(result: Quantity, side: str) -> bool:
+    """Tell whether `side` may stand before an equals sign and a result.
 
     "2x = 18" says what 2x is, not what x is, and "17 = 18" says two things.
     """
     side = side.strip(" *_:")
-    if _NAME.fullmatch(side):
+    if _is_variable(side):
         return True
-    quantity = _quantity(side)
-    return quantity == value or (
+    quantity = _quantity(side, False)
+    return (quantity is not None and quantity.equals(result)) or (
         quantity is None and not _TERM.sub("", side).strip()
-    )
-
-
-def is_unit(text: str) -> bool:
-    """Tell whether `text` leaves the number before it as it is.
-
-    >>> [is_unit(text) for text in (" cm^2", " per day", " thousand", "x")]
-    [True, True, False, False]
-    """
-    glued = text[:1].isalpha()
-    text = _UNIT_MARK.sub("", text, count=1)
-    if not text:
-        return True
-    words = re.split(r"[ /]+", text)
-    if len(words) > MAX_UNIT_WORDS:
-        return False
-    first = words[0].lower().rstrip("^23.")
-    if len(first) == 1 and first not in _UNIT_LETTERS:
-        return first == "a" and not glued and len(words) > 1  # "18 a day"
-    if glued and 1 < len(first) < 4 and not _IS_SHORT_UNIT.fullmatch(first):
-        return False
-    return all(map(_is_unit_word, words))
-
-
-def _is_unit_word(word: str) -> bool:
-    return (
-        _UNIT_WORD.fullmatch(word) is not None
-        and not _NOT_A_UNIT.fullmatch(word.lower())
-        # "5 times x" is not 5, but "18 a day" and "5 of type B" are fine
-        and not (len(word) == 1 and word in "bdeijknopqrtuxyz")
     )
 
 
@@ -369,7 +503,7 @@ def _value(number: re.Match[str]) -> Fraction | None:
         if number["and"] and not whole:
             return None
         value = whole + part / parts
-    value *= _SCALES.get((number["scale"] or "").lower(), 1)
+    value *= _SCALES.get((number["scale"] or "").lower().rstrip("s"), 1)
     return -value if number["sign"] == "-" else value
 
 

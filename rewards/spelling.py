@@ -10,7 +10,11 @@ import unicodedata
 _TABLE = str.maketrans({
     # full-width forms, and the digits of mathematical alphabets
     **{chr(code): chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)},
-    **{chr(0x1D7CE + i): str(i % 10) for i in range(50)},
+    **{
+        letter: unicodedata.normalize("NFKC", letter)
+        for letter in map(chr, range(0x1D400, 0x1D800))
+        if unicodedata.normalize("NFKC", letter).isascii()
+    },
     **{
         half: r"\frac{{{}}}{{{}}}".format(
             *unicodedata.normalize("NFKC", half).split("\u2044")
@@ -20,6 +24,9 @@ _TABLE = str.maketrans({
     **{digit: f"_{{{i}}}" for i, digit in enumerate("₀₁₂₃₄₅₆₇₈₉")},
     **dict.fromkeys("\u2212\u2010\u2011\u2012\u2013\u2014", "-"),
     **dict.fromkeys("\u2044\u2215", "/"),
+    **dict.fromkeys("“”„‟«»", '"'),
+    **dict.fromkeys("‘’‚‛", "'"),
+    **dict(zip("٪٫٬", "%.,", strict=True)),
     **dict.fromkeys("\u00b7\u22c5", r"\cdot "),
     **dict.fromkeys("°\u2218\u00ba\u02da", r"^\circ "),
     **dict(zip("。、×÷π∞≈", (
@@ -31,6 +38,7 @@ _INVISIBLE = re.compile(
 )
 _TYPESET = re.compile(r"[^\x00-\x7f]|[\\~{]")
 _POWER = re.compile("[⁺⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹]+")
+_ORDINALS = {"ˢᵗ": "st", "ⁿᵈ": "nd", "ʳᵈ": "rd", "ᵗʰ": "th"}
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-")
 _GROUP = r"(?:\{,\}|,?\\,|,?\\!\s?|[\u00a0\u2009\u202f])[0-9]{3}"
 _RULES = [
@@ -68,6 +76,11 @@ def plain(text: str) -> str:
     """
     if not text.isascii():
         text = _INVISIBLE.sub("", text.translate(_TABLE))
+        text = "".join(
+            str(unicodedata.decimal(c)) if c.isdecimal() else c for c in text
+        )
+        for raised, letters in _ORDINALS.items():
+            text = text.replace(raised, letters)
         text = _POWER.sub(
             lambda power: f"^{{{power[0].translate(_SUPERSCRIPTS)}}}", text
         )

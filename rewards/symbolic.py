@@ -20,10 +20,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from rewards import expressions
-from rewards.answers import extract_answer, gold_answer, read_turns
+from rewards.answers import extract_answer, gold_answer
 from rewards.batch import gold_column
 from rewards.health import Outcome, report
 from rewards.notation import MAX_CHARS, Unreadable
+from rewards.turns import read_turns
 from rewards.workers import Reply, Workers
 
 CPU_SECONDS = 0.5

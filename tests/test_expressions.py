@@ -20,6 +20,7 @@ from rewards.notation import (
     Words,
     read,
 )
+from rewards.units import Unit
 
 CALM = settings(deadline=None, derandomize=True, database=None)
 DATA = Path(__file__).parent / "data"
@@ -51,6 +52,8 @@ def test_a_gold_is_right_against_itself_in_every_setting(gold):
         f" {gold}.",
         f"{{{gold}}}",
     ):
+        if gold == "1,000" and answer == "{1,000}":
+            continue  # a set of two
         assert judge(gold, answer) == "right"
 
 
@@ -59,7 +62,14 @@ def test_a_gold_is_right_against_itself_in_every_setting(gold):
     [
         (
             "5 apples and 3 pears",
-            Several((Number(Fraction(5)), Number(Fraction(3)))),
+            Several(
+                (
+                    Number(
+                        Fraction(5), unit=Unit(things=frozenset({"apple"}))
+                    ),
+                    Number(Fraction(3), unit=Unit(things=frozenset({"pear"}))),
+                )
+            ),
         ),
         (
             "1,000, 2,000",

@@ -1,0 +1,120 @@
+r"""What the policy said as its answer: one turn, without its reasoning.
+
+A completion may hold more than that: tokens that end a turn, a question that
+the model asks itself and answers, reasoning in tags or in a channel of its
+own. What is left here is what `rewards.answers` reads.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rewards.batch import RewardError, completion_texts
+
+_END_OF_TURN = re.compile(
+    r"<\|(?:im_end|eot_id|eot|eom_id|end_of_text|endoftext|end|return|call)\|>"
+    r"|<end_of_turn>|<eos>|</s>|<｜end▁of▁sentence｜>"
+    # a turn of somebody else begins
+    r"|<\|(?:im_start|start_header_id|start|user)\|>|<start_of_turn>"
+    r"|<｜User｜>|\[INST\]"
+)
+_OWN_HEADER = re.compile(
+    r"\s*(?:<\|im_start\|>assistant|<start_of_turn>model|<\|start\|>assistant"
+    r"|<\|start_header_id\|>assistant<\|end_header_id\|>|<｜Assistant｜>)\s*"
+)
+# gpt-oss: with its special tokens, and with what is left without them
+_FINAL_CHANNEL = re.compile(r"<\|channel\|>\s*final\s*(?:<\|[^|]*\|>)+")
+_BARE_CHANNELS = re.compile(r"analysis.*?assistantfinal", re.DOTALL)
+_ATTRIBUTES = r"(?:\s[^<>]*)?>"
+_REASONING_TAG = re.compile(
+    rf"<(?P<a>/?)(?:reasoning|think(?:ing)?|thoughts?|reflection|scratchpad)"
+    rf"{_ATTRIBUTES}"
+    r"|\[(?P<b>/?)THINK\]|◁(?P<c>/?)think▷"
+    r"|<\|(?P<d>begin|end)_of_thought\|>",
+    re.IGNORECASE,
+)
+_NEXT_QUESTION = re.compile(
+    r"\n[ \t]*(?:\*\*|#{1,4} ?)?(?:(?:next |new |another )?"
+    r"(?:question|problem|exercise|task)|human|user|instruction|q)"
+    r"(?: *[0-9]{1,3})?(?:\*\*)?(?: ?[:.)]|[ \t]*(?=\n))",
+    re.IGNORECASE,
+)
+
+
+def first_turn(text: str) -> str:
+    """Return what the policy says in its own turn, its final channel only.
+
+    >>> first_turn("<answer>18</answer><|im_end|>\\n<answer>5</answer>")
+    '<answer>18</answer>'
+    >>> first_turn("<|channel|>analysis<|message|>Is it 17?<|end|><|start|>"
+    ...     "assistant<|channel|>final<|message|>18<|return|>")
+    '18'
+    """
+    if "<|channel|>" in text:
+        final = list(_FINAL_CHANNEL.finditer(text))
+        text = text[final[-1].end() :] if final else ""
+    elif text.startswith("analysis"):
+        text = _BARE_CHANNELS.sub("", text, count=1)
+    if header := _OWN_HEADER.match(text):
+        text = text[header.end() :]
+    return _END_OF_TURN.split(text, maxsplit=1)[0]
+
+
+def read_turns(completions: Sequence[Any], prefilled: str = "") -> list[str]:
+    r"""Return what the policy said in each completion of a batch, as texts.
+
+    `completions` is what a trainer hands over, the result has one string for
+    each, cut at the first end-of-turn token. Some chat templates write the
+    opening reasoning tag themselves, so that the completion begins after it:
+    `prefilled` is the text that the template wrote, and is put in front.
+    Raises RewardError when `prefilled` is anything but one opening reasoning
+    tag and white space, as it would count as said by the policy.
+
+    >>> read_turns(["So.</think> 18<|im_end|>"], prefilled="<think>\n")
+    ['<think>\nSo.</think> 18']
+    """
+    if prefilled and not (
+        isinstance(prefilled, str)
+        and prefilled.strip() in ("<reasoning>", "<think>")
+    ):
+        raise RewardError(
+            f"The prefilled text is {prefilled!r:.60}, but it may only be the "
+            "opening reasoning tag that the chat template writes at the start "
+            "of a completion, with white space. Type "
+            r"prefilled='<think>\n' or prefilled='<reasoning>\n' as your "
+            "template has it, or leave it out."
+        )
+    return [
+        prefilled + first_turn(text) for text in completion_texts(completions)
+    ]
+
+
+def after_reasoning(text: str) -> str:
+    """Return what follows the last reasoning tag; "" if that tag opens.
+
+    >>> after_reasoning("<think>9+9</think> 18"), after_reasoning("[THINK]18")
+    (' 18', '')
+    """
+    tags = list(_REASONING_TAG.finditer(text))
+    if not tags:
+        return text
+    closes = {"/", "end"} & {mark.lower() for mark in tags[-1].groups("")}
+    return text[tags[-1].end() :] if closes else ""
+
+
+def before_next_question(
+    text: str, has_answer: Callable[[str], object]
+) -> str:
+    """Return `text` up to a question that follows an answer to the first.
+
+    A model that does not stop asks itself the next question and answers that.
+
+    >>> text = "#### 8\\nQuestion: 1+1?\\n#### 2"
+    >>> before_next_question(text, lambda before: "####" in before)
+    '#### 8'
+    """
+    for found in _NEXT_QUESTION.finditer(text):
+        before = text[: found.start()]
+        if has_answer(before):
+            return before
+    return text
