@@ -10,12 +10,15 @@ import hashlib
 import json
 import math
 import random
+import re
+import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 
 import datasets
+import numpy as np
 import pyarrow
 import pyarrow.csv
 import pyarrow.parquet
@@ -23,7 +26,7 @@ import pyarrow.parquet
 from grpo_lab.errors import LabError, first_line, nearest
 from grpo_lab.pocket import problems
 from grpo_lab.prompts import REASONING_PROMPT, THINK_PROMPT, messages
-from rewards import gold_number
+from rewards import gold_answer, gold_number
 from rewards.numbers import boxes
 from rewards.symbolic import unusable_golds
 
@@ -138,7 +141,13 @@ def load_splits(
         train = _generate(chosen, train_rows, False, seed)
         held_out = _generate(chosen, eval_rows, True, seed)
         described = f"{source}, generated from seed {seed}"
-    train, held_out = _different(train), _different(held_out)
+    train, clashes = _different(train)
+    held_out, others = _different(held_out)
+    if clashes + others:
+        if path:
+            raise _two_answers([*clashes, *others])
+        count = len(clashes + others)
+        described += f", {count} questions left out that have two answers"
     random.Random(seed).shuffle(train)
     random.Random(seed).shuffle(held_out)
     if path and not held_out:
@@ -248,8 +257,22 @@ def _files(folder: Path, split: str) -> list[Path]:
     for place in (folder, folder / "main"):
         for ending in (".jsonl", ".parquet", "-*-of-*.parquet", ".csv"):
             if found := sorted(place.glob(split + ending)):
+                _refuse_missing_part(found)
                 return found
     return []
+
+
+def _refuse_missing_part(files: list[Path]) -> None:
+    """Refuse train-00000-of-00002.parquet without train-00001-of-00002."""
+    parts = [re.fullmatch(r".*-of-([0-9]+)", file.stem) for file in files]
+    for file, part in zip(files, parts, strict=True):
+        if part and int(part[1]) != len(files):
+            raise LabError(
+                f"{file} is one of {int(part[1])} parts by its name, and "
+                f"{len(files)} are there, so rows would be missing. Put all "
+                "parts into the folder, or rename the file to train.parquet "
+                "if it is all there is."
+            )
 
 
 def _read_own(file: Path, source: Source) -> list[Row]:
@@ -278,17 +301,58 @@ def _read_own(file: Path, source: Source) -> list[Row]:
 # --- Checking ---------------------------------------------------------------
 
 
+_SAME_MARKS = str.maketrans(
+    {
+        **dict.fromkeys("‘’‚‛", "'"),
+        **dict.fromkeys("“”„‟«»", '"'),
+        **dict.fromkeys("‐‑‒–—−", "-"),
+    }
+)
+
+
 def normalised(question: str) -> str:
-    """The question without differences that no reader would see."""
-    return " ".join(question.casefold().split())
+    """The question without differences that no reader would see.
+
+    Those are case, blanks, the form of quotes and dashes, invisible
+    characters, and how Unicode composes a letter.
+    """
+    text = unicodedata.normalize("NFKC", question).translate(_SAME_MARKS)
+    text = "".join(c for c in text if unicodedata.category(c) != "Cf")
+    return "".join(unicodedata.normalize("NFKC", text.casefold()).split())
 
 
-def _different(rows: list[Row]) -> list[Row]:
-    """The rows without those whose question came before."""
+def same_answer(one: str, other: str) -> bool:
+    """Whether two reference answers say the same, as text or as a number."""
+    texts = gold_answer(one), gold_answer(other)
+    numbers = gold_number(one), gold_number(other)
+    return texts[0] == texts[1] or (
+        numbers[0] is not None and numbers[0] == numbers[1]
+    )
+
+
+def _different(rows: list[Row]) -> tuple[list[Row], list[Row]]:
+    """The first row of each question; and those whose answers differ.
+
+    Nobody knows which of two answers is right, so such a question is in the
+    second list alone.
+    """
     first: dict[str, Row] = {}
+    clashes: dict[str, Row] = {}
     for row in rows:
-        first.setdefault(normalised(row["question"]), row)
-    return list(first.values())
+        key = normalised(row["question"])
+        before = first.setdefault(key, row)
+        if not same_answer(before["answer"], row["answer"]):
+            clashes[key] = row
+    kept = [row for key, row in first.items() if key not in clashes]
+    return kept, list(clashes.values())
+
+
+def _two_answers(rows: list[Row]) -> LabError:
+    shown = "; ".join(repr(row["question"][:60]) for row in rows[:3])
+    return LabError(
+        f"{len(rows)} questions have two answers that differ: {shown}. Nobody "
+        "knows which is right. Delete the wrong row of each, or both."
+    )
 
 
 def _comparable(rows: list[Row], count: int) -> tuple[list[Row], int]:
@@ -386,7 +450,11 @@ def read_file(file: Path, mapping: Mapping[str, str]) -> list[Row]:
 def _read_raw(file: Path, columns: Iterable[str]) -> list[dict]:
     """Rows as they are; those of CSV as text."""
     if file.suffix.lower() == ".parquet":
-        return pyarrow.parquet.read_table(file).to_pylist()
+        table = pyarrow.parquet.read_table(file)
+        return _shortest(
+            table.to_pylist(),
+            {field.name: str(field.type) for field in table.schema},
+        )
     if file.suffix.lower() != ".csv":
         return list(read_jsonl(file))
     table = pyarrow.csv.read_csv(
@@ -400,6 +468,29 @@ def _read_raw(file: Path, columns: Iterable[str]) -> list[dict]:
         ),
     )
     return table.to_pylist()
+
+
+def _shortest(rows: Iterable[dict], types: Mapping[str, str]) -> list[dict]:
+    """The rows, with the numbers of 32 and 16 bit as they were written.
+
+    As a Python number, 0.1 in 32 bit is 0.10000000149011612.
+    """
+    narrow = {
+        "float": np.float32,
+        "float32": np.float32,
+        "halffloat": np.float16,
+        "float16": np.float16,
+    }
+    columns = {n: narrow[kind] for n, kind in types.items() if kind in narrow}
+    return [
+        row
+        | {
+            name: Decimal(str(kind(row[name])))
+            for name, kind in columns.items()
+            if row[name] is not None and math.isfinite(row[name])
+        }
+        for row in rows
+    ]
 
 
 def read_jsonl(file: Path) -> Iterator[dict]:
@@ -450,7 +541,11 @@ def read_hub(
             f"{advice}"
         ) from error
     _check_columns(mapping, loaded.column_names, name)
-    return _texts(loaded, mapping)
+    types = {
+        name: getattr(kind, "dtype", "")
+        for name, kind in loaded.features.items()
+    }
+    return _texts(_shortest(loaded, types), mapping)
 
 
 def _check_columns(
@@ -477,8 +572,8 @@ def _texts(rows: Iterable, mapping: Mapping[str, str]) -> list[Row]:
 def as_text(value: object) -> str:
     """A value as text: 72.0 is "72"; what is no text and no number is ""."""
     if isinstance(value, str):
-        # JSON can have half of a surrogate pair, which no file can hold.
-        return value.encode(errors="replace").decode()
+        # JSON can have half of a surrogate pair, which is no character.
+        return "" if re.search("[\ud800-\udfff]", value) else value
     if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
         return ""
     if isinstance(value, int):

@@ -12,7 +12,6 @@ converts the second, whoever changed the values: papermill or a reader.
 
 import ast
 import contextlib
-import difflib
 import json
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
@@ -25,7 +24,7 @@ from pydantic import (
     TypeAdapter,
 )
 
-from grpo_lab.errors import LabError
+from grpo_lab.errors import LabError, nearest
 
 INJECTED_CELL = "# Parameters"  # papermill's first line
 
@@ -211,8 +210,8 @@ EXAMPLES = {
 
 
 def _unknown(name: str, declared: Mapping[str, str]) -> str:
-    near = difflib.get_close_matches(name.upper(), declared, n=1)
-    guess = f" Did you mean {near[0]}?" if near else ""
+    near = nearest(name, declared)
+    guess = f" Did you mean {near}?" if near else ""
     return (
         f"This lesson has no parameter {name}.{guess} Its parameters are "
         f"{', '.join(declared) or 'none'}. Correct the name where you set "
@@ -227,6 +226,12 @@ def _ill_typed(name: str, kind: str, value: object) -> str:
             f"give it one of {', '.join(KINDS)}."
         )
     spoken, literal, words = EXAMPLES[kind]
+    if kind == "str" and isinstance(value, int | float):
+        return (
+            f"{name} must be text, and papermill has made the number "
+            f"{value!r} of it. Type `-r {name} {value}`, which leaves a text "
+            f'as it is; in the parameters cell `{name}: str = "{value}"`.'
+        )
     return (
         f"{name} must be {spoken} ({kind}), and it is {value!r} "
         f"({type(value).__name__}). Write for example `{name}: {kind} = "

@@ -60,9 +60,16 @@ def _no_text(value: object) -> object:
     return value
 
 
+def _layers(value: object) -> object:
+    return ALL_LINEAR if value == "all-linear" else value  # as PEFT calls them
+
+
 Whole = Annotated[int, BeforeValidator(_no_text)]
 Number = Annotated[float, BeforeValidator(_no_text)]
 Name = Annotated[str, Field(pattern=r"\S")]
+Layers = Annotated[
+    tuple[Name, ...], Field(min_length=1), BeforeValidator(_layers)
+]
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
@@ -118,9 +125,7 @@ class RunSettings:
     lora_r: Whole = Field(default=16, ge=1, le=4096)
     lora_alpha: Whole = Field(default=32, ge=1, le=65536)
     lora_dropout: Number = Field(default=0.0, ge=0, le=0.99)
-    target_modules: tuple[Name, ...] = Field(
-        default=ATTENTION_QV, min_length=1
-    )
+    target_modules: Layers = ATTENTION_QV
     load_in_4bit: StrictBool = True
     lr_scheduler: str = "linear"
     warmup_share: Number = Field(default=0.1, ge=0, le=1)
@@ -242,7 +247,7 @@ HINTS = {
     ),
     "target_modules": (
         "Name at least one layer, such as target_modules=['q_proj', "
-        "'v_proj'], or type profiles.ALL_LINEAR for every linear layer."
+        "'v_proj'], or type 'all-linear' for every linear layer."
     ),
 }
 """What to type in place of a value that is refused, where it helps."""
@@ -281,6 +286,18 @@ def _kind(name: str) -> str:
     }
     annotation = _FIELDS[name].annotation
     return kinds.get(annotation, "be a list of names")
+
+
+def kind_of(name: str) -> str:
+    """The type of a setting, as `parameters.KINDS` calls it.
+
+    Example:
+        >>> kind_of("lora_r"), kind_of("target_modules")
+        ('int', 'list[str]')
+    """
+    annotation = _FIELDS[name].annotation
+    names = {int: "int", float: "float", bool: "bool", str: "str"}
+    return names.get(annotation, "list[str]")  # type: ignore[arg-type]
 
 
 def run_names(settings: Sequence[RunSettings]) -> list[str]:

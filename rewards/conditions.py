@@ -35,6 +35,13 @@ def same_conditions(gold: Any, answer: Any, same: Same) -> bool:
     """Tell whether two values, at least one of them of KINDS, agree.
 
     `same` compares what is in them.
+
+    >>> from rewards.notation import read
+    >>> one, other = read("x > 1 and x < 3"), read("x > 1")
+    >>> same_conditions(one, read("(1, 3)"), lambda a, b: a == b)
+    True
+    >>> same_conditions(one, other, lambda a, b: a == b)
+    False
     """
     if _same_in_form(gold, answer, same):
         return True
@@ -48,7 +55,11 @@ def same_conditions(gold: Any, answer: Any, same: Same) -> bool:
 
 
 def is_domain(value: Any) -> bool:
-    """Tell whether a value is Z, N or the like."""
+    r"""Tell whether a value is Z, N or the like.
+
+    >>> is_domain(Expression(r"\mathbb{Z}")), is_domain(Expression("x"))
+    (True, False)
+    """
     return isinstance(value, Expression) and _domain(value.text) is not None
 
 
@@ -186,7 +197,12 @@ def _solved(value: Inequality) -> list[Case]:
 
 
 def set_of(value: Any) -> Any:
-    """Return the set of real numbers that a value stands for, or None."""
+    """Return the set of real numbers that a value stands for, or None.
+
+    >>> from rewards.notation import read
+    >>> set_of(read("x > 1 and x < 3"))
+    Interval.open(1, 3)
+    """
     import sympy
 
     if isinstance(value, Several):

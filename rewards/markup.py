@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable
 from rewards.spelling import plain
 
 MAX_CHARS = 1000  # math_verify refuses longer texts too
+MAX_EXPONENT = 9999  # 2^2006 is an honest answer
+MAX_FACTORIAL = 9999
 
 _LETTERS = re.compile(r"\\[A-Za-z]+|[A-Za-z]+")
 BRACKETS = re.compile(r"\\[{}]|[()\[\]{}]")
@@ -265,7 +267,11 @@ def letter_runs(text: str) -> list[str]:
 
 
 def depths(text: str) -> list[int]:
-    """Return how deep in brackets each character of `text` lies."""
+    """Return how deep in brackets each character of `text` lies.
+
+    >>> depths("a(b)")
+    [0, 0, 1, 0]
+    """
     found, depth, last = [], 0, 0
     for bracket in BRACKETS.finditer(text):
         found += [depth] * (bracket.start() - last)
@@ -277,6 +283,11 @@ def depths(text: str) -> list[int]:
 
 
 def balanced(text: str) -> bool:
+    """Tell whether each bracket has its other half, of whatever kind.
+
+    >>> balanced("[2, 5)"), balanced("2)(5")
+    (True, False)
+    """
     ends = text.count("(") + text.count("[") + text.count("{")
     starts = text.count(")") + text.count("]") + text.count("}")
     return ends == starts and min(depths(text), default=0) >= 0
@@ -290,6 +301,9 @@ def split(
     """Split `text` where `separator` finds one outside of all brackets.
 
     With `keep`, the separators stand between the parts, as in "x", "<", "3".
+
+    >>> split("(1,2),3", comma)
+    ['(1,2)', '3']
     """
     deep, parts, start = depths(text), [], 0
     for found in separator(text):
@@ -301,7 +315,11 @@ def split(
 
 
 def comma(text: str) -> Iterable[re.Match[str]]:
-    """A comma with a space after it, else any: "1,000, 2,000" is two."""
+    """Find commas with a space after them, else all: "1,000, 2,000" is two.
+
+    >>> [found.start() for found in comma("1,000, 2,000")]
+    [5]
+    """
     spaced = list(re.finditer(r",(?=\s)", text))
     deep = depths(text)
     if any(deep[found.start()] == 0 for found in spaced):
@@ -310,6 +328,11 @@ def comma(text: str) -> Iterable[re.Match[str]]:
 
 
 def outer_braces_off(text: str) -> str:
+    """Return `text` without the braces that hold all of it.
+
+    >>> outer_braces_off("{{3}}"), outer_braces_off("{a}{b}")
+    ('3', '{a}{b}')
+    """
     while text.startswith("{") and text.endswith("}"):
         if not balanced(text[1:-1]):
             break
@@ -328,3 +351,44 @@ def squeezed(text: str) -> str:
     text = re.sub(r"([_^])\s*\{\s*([A-Za-z0-9])\s*\}", r"\1\2", text)
     words = " ".join(text.split())
     return re.sub(r"(?<![A-Za-z0-9]) | (?![A-Za-z0-9])", "", words)
+
+
+# --- What would take for ever ------------------------------------------------
+
+_TOWER = re.compile(r"[0-9.]+(?:\^-?[0-9]+)+")
+_FACTORIAL = re.compile(r"([0-9]+)\)*!")
+
+
+def too_large(text: str) -> bool:
+    r"""Tell by the looks of a text that its value has too many digits.
+
+    >>> too_large("2^{2006}"), too_large("2^{3^2}"), too_large("5!")
+    (False, False, False)
+    >>> too_large("9^{9^{9}}"), too_large("(3+4)^{99999}")
+    (True, True)
+    >>> too_large("99999!"), too_large(r"\binom{99999}{3}")
+    (True, True)
+    """
+    if re.search(r"\\binom\s*\{\s*[0-9]{5}", text):
+        return True
+    text = re.sub(r"[\s{}]", "", re.sub(r"\}\s*\{", ";", text))
+    for factorial in _FACTORIAL.finditer(text):
+        if _above(factorial[1], MAX_FACTORIAL):
+            return True
+    if re.search(r"\^[-+(]*[0-9]{5,}", text):
+        return True
+    return any(map(_tower_too_high, _TOWER.findall(text)))
+
+
+def _tower_too_high(tower: str) -> bool:
+    _, *exponents = tower.replace("-", "").split("^")
+    height = 1
+    for exponent in reversed(exponents):
+        if _above(exponent, MAX_EXPONENT) or height > 20:
+            return True
+        height = int(exponent) ** height
+    return height > MAX_EXPONENT
+
+
+def _above(digits: str, limit: int) -> bool:
+    return len(digits) > len(str(limit)) or int(digits) > limit

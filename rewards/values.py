@@ -34,6 +34,9 @@ def parsed(text: str) -> Any:
 
     Raises Unreadable when the parser does not take the whole text (it would
     return the part that it understood), or when the value is too large.
+
+    >>> parsed("x+x")
+    2*x
     """
     import sympy
 
@@ -130,7 +133,11 @@ def _is_work_left(parsed: Any) -> bool:
 
 
 def sympy_of(value: Any) -> Any:
-    """Return (what sympy makes of a single value, digits of its decimals)."""
+    """Return (what sympy makes of a single value, digits of its decimals).
+
+    >>> sympy_of(Number(Fraction(1, 2), 2))
+    (1/2, 2)
+    """
     import sympy
 
     if isinstance(value, Number):
@@ -140,7 +147,12 @@ def sympy_of(value: Any) -> Any:
 
 
 def difference_of(relation: Any) -> Any:
-    """Return left - right of a relation, as sympy has it."""
+    """Return left - right of a relation, as sympy has it.
+
+    >>> from rewards.notation import read
+    >>> difference_of(read("2x > y"))
+    2*x - y
+    """
     left, right = relation.left, relation.right
     left = parsed(left)
     right = parsed(right) if isinstance(right, str) else sympy_of(right)[0]
@@ -155,16 +167,28 @@ def tolerance(*digits: int) -> Any:
 
     A decimal of 12 digits or more was written by a computer and stands for
     the number that it was rounded from; a shorter one says what it means.
+
+    >>> tolerance(3), tolerance(12, 5)
+    (0, 1e-11)
     """
     return 10.0 ** (1 - max(digits)) if max(digits) >= LONG_DECIMAL else 0
 
 
 def is_written_out(value: Any) -> str:
-    """Tell whether a rational number is a short decimal: nothing to round."""
+    """Tell whether a rational number is a short decimal: nothing to round.
+
+    >>> is_written_out(Fraction(1, 4)), is_written_out(Fraction(1, 3))
+    (True, False)
+    """
     return (value * 10**LONG_DECIMAL).denominator == 1
 
 
 def same_everywhere(gold: Any, answer: Any, tolerance: Any = 0) -> bool:
+    """Tell whether two expressions are equal wherever both have a value.
+
+    >>> same_everywhere(parsed("(x+1)^2"), parsed("x^2+2x+1"))
+    True
+    """
     if gold == answer:
         return True
     if gold.is_infinite or answer.is_infinite:
@@ -178,7 +202,11 @@ def same_everywhere(gold: Any, answer: Any, tolerance: Any = 0) -> bool:
 
 
 def ratio_of(gold: Any, answer: Any) -> Any:
-    """Return answer / gold if it is one real number everywhere, else None."""
+    """Return answer / gold if it is one real number everywhere, else None.
+
+    >>> float(ratio_of(parsed("x+1"), parsed("2x+2")))
+    2.0
+    """
     import mpmath
     import sympy
 

@@ -172,11 +172,19 @@ def test_what_is_no_text_counts_as_nothing(tmp_path, value):
 def test_unreadable_and_repeated_rows_are_counted(tmp_path):
     content = rows(5)
     content[1]["answer"] = "none at all"
-    again = {"question": content[0]["question"].upper() + " ", "answer": "5"}
+    again = {"question": content[0]["question"].upper() + " ", "answer": "0.0"}
     found, known = read_rows(tmp_path, [*content, again])
     assert [row["question"][10] for row in found] == ["0", "2", "3", "4"]
     assert found[0]["answer"].endswith("#### 0")
-    assert counts(known) == (4, 0, 1, 1)
+    assert counts(known) == (4, 0, 1, 1) and known["conflicting"] == 0
+
+
+def test_a_question_with_two_answers_is_left_out(tmp_path):
+    content = rows(3)
+    again = {"question": content[0]["question"].upper(), "answer": "5"}
+    found, known = read_rows(tmp_path, [*content, again])
+    assert [row["question"][10] for row in found] == ["1", "2"]
+    assert counts(known) == (2, 0, 0, 0) and known["conflicting"] == 2
 
 
 def test_the_mapping_may_be_json_and_the_columns_crossed(tmp_path):

@@ -116,7 +116,7 @@ def test_a_profile_with_a_learners_own_values():
         ({"save_steps": 0}, "SAVE_STEPS is 0"),
         ({"load_in_4bit": "False"}, "'False', but it must be True or False"),
         ({"gradient_checkpointing": 1}, "GRADIENT_CHECKPOINTING is 1"),
-        ({"target_modules": "all-linear"}, "profiles.ALL_LINEAR"),
+        ({"target_modules": "q_proj"}, "all-linear"),
         ({"target_modules": []}, "at least one layer"),
         ({"target_modules": ["q_proj", ""]}, "at least one layer"),
         ({"optimizations": "all"}, "OPTIMIZATIONS is 'all', but it must be"),

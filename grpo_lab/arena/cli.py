@@ -285,7 +285,8 @@ MAY_BE_NAMED = {
 # fmt: off
 VERBS = {
     "datasets create": Verb(
-        "create_dataset", "name rows source nulls unreadable repeated",
+        "create_dataset",
+        "name rows source nulls unreadable repeated conflicting",
         "experiments submit --help", [NEW_DATASET],
     ),
     "datasets list": Verb(

@@ -59,7 +59,8 @@ def read(
         values, with the number of `rows`, of those left out (`nulls`: a
         mapped column held no text; `unreadable`: no reward could read the
         answer; `repeated`: the same question, or for other categories the
-        same row, came before), and the `fingerprint` of the rows.
+        same row, came before; `conflicting`: the question has another answer
+        elsewhere), and the `fingerprint` of the rows.
 
     Raises:
         LabError: something is named that isn't there, the source can't be
@@ -282,11 +283,13 @@ def _sift(
     """Usable rows; how many were left out and why; the first of those.
 
     A prompt may well have several pairs of completions, or several targets; a
-    question has one answer.
+    question has one answer, and with two that differ nobody knows which.
     """
     usable: dict[object, Row] = {}
-    left_out = {"nulls": 0, "unreadable": 0, "repeated": 0}
+    kinds = ("nulls", "unreadable", "repeated", "conflicting")
+    left_out = dict.fromkeys(kinds, 0)
     examples: list[Row] = []
+    clashes: set[object] = set()
     for row in rows:
         same: object = tuple(row.values())
         if category == "reasoning":
@@ -297,9 +300,16 @@ def _sift(
             fault = "unreadable"
         elif same in usable:
             fault = "repeated"
+            if category == "reasoning" and not data.same_answer(
+                usable[same]["answer"], row["answer"]
+            ):
+                fault = "conflicting"
+                clashes.add(same)
         else:
             usable[same] = row
             continue
         left_out[fault] += 1
         examples.append(row)
-    return list(usable.values()), left_out, examples[:2]
+    left_out["conflicting"] += len(clashes)
+    kept = [row for same, row in usable.items() if same not in clashes]
+    return kept, left_out, examples[:2]

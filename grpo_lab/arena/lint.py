@@ -66,6 +66,13 @@ def lint(
 
 
 def _prompt(manifest: Manifest, forced: str) -> Iterator[tuple[str, str]]:
+    if manifest._cut_prompt:
+        yield (
+            "environment.system_prompt",
+            f"ends before {manifest._cut_prompt!r}, which YAML takes for a "
+            "comment. Put the whole text between quotes, or on lines of its "
+            "own below `system_prompt: |`, if it belongs to the prompt.",
+        )
     if not manifest.environment.system_prompt.strip():
         supplied = f": {forced!r}" if forced else ""
         yield (

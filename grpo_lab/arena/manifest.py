@@ -14,6 +14,7 @@ Keys of that form without a meaning on one machine are accepted and left out;
 """
 
 import copy
+import re
 from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
@@ -22,7 +23,6 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import (
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
     PrivateAttr,
@@ -33,7 +33,7 @@ from pydantic import (
 )
 
 from grpo_lab.errors import LabError, first_line, nearest
-from grpo_lab.profiles import ALL_LINEAR, RANGES, RunSettings
+from grpo_lab.settings import RANGES, Layers, RunSettings
 
 _FOLDER = files("grpo_lab.arena") / "manifests"
 
@@ -71,17 +71,10 @@ def _within(name: str) -> Any:
     return Field(ge=least, le=most)
 
 
-def _layers(value: object) -> object:
-    return ALL_LINEAR if value == "all-linear" else value
-
-
 Count = Annotated[int, Field(ge=1, le=10**18)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Never = Annotated[float, Field(ge=0, le=0)]
 Name = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
-Layers = Annotated[
-    tuple[Name, ...], Field(min_length=1), BeforeValidator(_layers)
-]
 
 
 class _Section(BaseModel):
@@ -232,6 +225,7 @@ class Manifest(_Section):
     network: Network
 
     _without_meaning: list[str] = PrivateAttr(default_factory=list)
+    _cut_prompt: str = PrivateAttr(default="")
 
     @property
     def completions_per_step(self) -> int:
@@ -280,11 +274,23 @@ KNOWN = (
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a repeated key, of which PyYAML would take the last one."""
+    """Takes a manifest for what is typed in it.
+
+    PyYAML would read 016 as 14, 50:00 as 3000 and 5e-6 as text; take the last
+    of two keys that are equal; and take what follows " #" for a comment, also
+    in a prompt that names GSM8K's ####.
+
+    Attributes:
+        cut: keys whose text ends at a comment, with the comment.
+    """
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self.cut: dict[str, str] = {}
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict:
         seen: set[str] = set()
-        for key, _ in node.value:
+        for key, value in node.value:
             if not isinstance(key.value, str):
                 continue  # no key of a manifest
             if key.value in seen:
@@ -294,7 +300,28 @@ class _Loader(yaml.SafeLoader):
                     problem_mark=key.start_mark,
                 )
             seen.add(key.value)
+            end = value.end_mark
+            rest = end.buffer[end.pointer :].split("\n", 1)[0].strip(" \0")
+            if isinstance(value, yaml.ScalarNode) and rest.startswith("#"):
+                self.cut[key.value] = rest
         return super().construct_mapping(node, deep)
+
+
+_TAGS = {f"tag:yaml.org,2002:{name}" for name in ("int", "float", "timestamp")}
+_Loader.yaml_implicit_resolvers = {
+    first: [rule for rule in rules if rule[0] not in _TAGS]
+    for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+for _kind, _form in (
+    ("int", r"[-+]?(?:0|[1-9][0-9]*)"),
+    ("float", r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"),
+):
+    _Loader.add_implicit_resolver(
+        f"tag:yaml.org,2002:{_kind}",
+        # 016 is no number to YAML, and so a text, which pydantic reads as 16
+        re.compile(rf"(?![-+]?0[0-9])(?:{_form})$"),
+        list("-+.0123456789"),
+    )
 
 
 def load(source: str | Path | dict) -> Manifest:
@@ -310,10 +337,12 @@ def load(source: str | Path | dict) -> Manifest:
             such key with its path.
     """
     data: Any = source
+    cut: dict[str, str] = {}
     if isinstance(source, str | Path):
         text = manifest_text(source).removeprefix("\ufeff")
         try:
-            data = yaml.load(text, _Loader)
+            loader = _Loader(text)
+            data, cut = loader.get_single_data(), loader.cut
         # A tag such as !!int before a word raises whatever int() does.
         except (yaml.YAMLError, ValueError) as error:
             reason = " ".join(str(error).split())
@@ -350,6 +379,7 @@ def load(source: str | Path | dict) -> Manifest:
             "manifest, and submit it again."
         )
     manifest._without_meaning = ignored
+    manifest._cut_prompt = cut.get("system_prompt", "")
     return manifest
 
 

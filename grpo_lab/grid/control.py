@@ -6,7 +6,6 @@ each run. If none runs, it is done when the grid is run the next time.
 """
 
 import contextlib
-import json
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from pathlib import Path
 import pandas as pd
 
 from grpo_lab import models, training
-from grpo_lab.errors import LabError
+from grpo_lab.errors import LabError, nearest
 from grpo_lab.files import read_json, write_json
 from grpo_lab.grid.fingerprint import file_fingerprint
 from grpo_lab.grid.plan import run_name
@@ -23,7 +22,8 @@ from grpo_lab.grid.results import Grid, Run, load
 from grpo_lab.grid.state import PARENT, RunState
 from grpo_lab.grid.storage import Mirror
 from grpo_lab.grid.train_run import REWARD_FILES
-from grpo_lab.settings import RunSettings
+from grpo_lab.parameters import EXAMPLES, convert
+from grpo_lab.settings import NAMES, RunSettings, kind_of
 from rewards.contract import load_reward
 
 WARM = (
@@ -240,23 +240,35 @@ def _last(run: Run, column: str) -> float | None:
 
 
 def read_changes(texts: Sequence[str]) -> dict[str, object]:
-    """What `--set name=value` means, value by value.
+    """What `--set name=value` means, as `-p NAME value` of a lesson does.
 
     Raises:
-        LabError: a text has another form.
+        LabError: a text has another form, or its value another type.
     """
     found = {}
     for text in texts:
-        name, sign, value = text.partition("=")
+        name, sign, value = (part.strip() for part in text.partition("="))
         if not sign:
             raise LabError(
                 f"--set {text} has no value. Type for example "
                 "--set learning_rate=5e-4."
             )
+        if name not in NAMES:
+            near = nearest(name, NAMES)
+            hint = f" Did you mean {near}?" if near else ""
+            raise LabError(
+                f"A run has no setting {name!r}.{hint} It has "
+                f"{', '.join(NAMES)}."
+            )
+        kind = kind_of(name)
         try:
-            found[name.strip()] = json.loads(value)
-        except ValueError:  # a word
-            found[name.strip()] = value
+            found[name] = convert(kind, value)
+        except ValueError:
+            spoken, _, words = EXAMPLES[kind]
+            raise LabError(
+                f"--set {text} does not say what {name} is to be: it must be "
+                f"{spoken}. Type for example --set {name}={words}."
+            ) from None
     return found
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rewards.batch import RewardError
-from rewards.contract.probes import Probe, examples_of
+from rewards.contract.probes import FORMS, OWN_LINE, Probe, examples_of
 from rewards.contract.reward_file import BESIDE, Score
 from rewards.contract.subjects import subject_of
 from rewards.contract.trial import Pair, Trial
@@ -49,6 +49,8 @@ _ADVICE = {
     "rewards long reasoning": "In a pattern . stops at the end of a line: use "
     "re.DOTALL. If length costs something on purpose, let it cost less than "
     "being right earns.",
+    "same on its own line": "In a pattern . stops at the end of a line: use "
+    "re.DOTALL, and strip what is between the tags.",
     "varies in a group": "A group in which all get the same teaches nothing: "
     "score the right answer higher.",
     "same score twice": "Take chance, counters, clocks and caches out of the "
@@ -93,6 +95,20 @@ _TRAPS = {
     ),
     "not for the question": ("question", "a copy of the question"),
 }
+# Right answers that should still be rewarded: their kind of probe, in words.
+_RIGHT_BY_NAME = {
+    "rewards long reasoning": (
+        "many lines",
+        "right with 20 lines of reasoning",
+        "with one",
+    ),
+    "same on its own line": (
+        "own line",
+        "right with the answer on a line of its own",
+        "in a line",
+    ),
+}
+_RIGHT = tuple(kind for kind, _, _ in _RIGHT_BY_NAME.values())
 # What a score should not depend on, and what Trial.repeats calls it.
 _STAYS = {
     "same score twice": "nothing",
@@ -140,7 +156,7 @@ def check_reward(
     >>> verdicts["rewards right answers"].passed
     True
     >>> [verdict.name for verdict in verdicts.failures]
-    ['not for wrong', 'not for a hedge']
+    ['not for wrong', 'not for truncated', 'not for a hedge']
 
     Source: each check stands for a fault of a reward that was published, see
     rewards.published.
@@ -163,7 +179,8 @@ def check_reward(
         *_calls(trial),
         _rewards_right(trial, rows),
         *(_not_for(rows, name, *trap) for name, trap in _TRAPS.items()),
-        _long_reasoning(rows),
+        _survives_in("rewards long reasoning", rows, trial.form),
+        _survives_in("same on its own line", rows, trial.form),
         _varies(rows),
         *_stays(trial),
         _leaves_alone(trial),
@@ -183,12 +200,18 @@ class _Row:
         score: what that got, or None.
         rewarded: whether that is more than an empty text gets, and more than
             at least one wrong answer.
+        kinds: of all probes, those without a number too.
     """
 
     pairs: dict[str, list[tuple[Probe, float]]]
     right: Probe
     score: float | None
     rewarded: bool
+    kinds: frozenset[str] = frozenset()
+
+    def has(self, kind: str) -> bool:
+        """Whether there was such a probe, with a number or without."""
+        return kind in self.kinds
 
     @classmethod
     def of(cls, scored: list[Pair]) -> _Row:
@@ -200,14 +223,15 @@ class _Row:
         others = [
             value
             for kind, found in pairs.items()
-            if kind not in ("right", "many lines")
+            if kind not in ("right", *_RIGHT)
             for _, value in found
         ]
         nothing = [value for _, value in pairs.get("empty", [])]
         bars = [max(nothing) if nothing else min(others, default=0.0)]
         bars += [min(v for _, v in pairs["wrong"])] if "wrong" in pairs else []
         rewarded = score.value is not None and score.value > max(bars) + LEAST
-        return cls(pairs, right, score.value, rewarded)
+        kinds = frozenset(probe.kind for probe, _ in scored)
+        return cls(pairs, right, score.value, rewarded, kinds)
 
     def most(self, *kinds: str) -> tuple[Probe, float] | None:
         """Return the (probe, score) of these kinds that scores best."""
@@ -330,31 +354,34 @@ def _not_for(rows: list[_Row], name: str, kind: str, words: str) -> Verdict:
     return _judged(name, not bad, seen, probe.text)
 
 
-def _long_reasoning(rows: list[_Row]) -> Verdict:
-    name = "rewards long reasoning"
+def _survives_in(name: str, rows: list[_Row], form: str) -> Verdict:
+    """Judge that a right answer is rewarded when it is written otherwise."""
+    kind, words, other = _RIGHT_BY_NAME[name]
     right = [row for row in rows if row.rewarded]
     if not right:
         return Verdict(name, None, "no right answer is rewarded")
-    bad = [row for row in right if not _survives(row)]
-    row = (bad or right)[0]
-    long = row.most("many lines")
-    got = "no score" if long is None else _number(long[1])
-    seen = (
-        f"right with 20 lines of reasoning gets {got}, with one "
-        f"{_number(row.score or 0.0)}"
-    )
+    tried = [row for row in right if row.has(kind)]
+    if not tried:
+        so = OWN_LINE in FORMS[form]
+        seen = "the best form has it so" if so else "nothing to try"
+        return Verdict(name, so or None, seen, right[0].right.text)
+    bad = [row for row in tried if not _survives(row, kind)]
+    row = (bad or tried)[0]
+    found = row.most(kind)
+    got = "no score" if found is None else _number(found[1])
+    seen = f"{words} gets {got}, {other} {_number(row.score or 0.0)}"
     if bad:
-        seen += f", in {len(bad)} of {len(right)} rows"
-    return _judged(name, not bad, seen, (long or (row.right, 0))[0].text)
+        seen += f", in {len(bad)} of {len(tried)} rows"
+    return _judged(name, not bad, seen, (found or (row.right, 0))[0].text)
 
 
-def _survives(row: _Row) -> bool:
-    """Tell whether a right answer with long reasoning still scores."""
+def _survives(row: _Row, kind: str) -> bool:
+    """Tell whether a right answer of this kind still scores."""
     others = [row.most("empty"), row.most("wrong")]
     score = row.score or 0.0
     bars = [found[1] for found in others if found and found[1] < score]
-    long = row.most("many lines")
-    return long is not None and long[1] > max(bars, default=-math.inf)
+    found = row.most(kind)
+    return found is not None and found[1] > max(bars, default=-math.inf)
 
 
 def _varies(rows: list[_Row]) -> Verdict:

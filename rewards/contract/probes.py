@@ -47,6 +47,8 @@ FORMS = {
     "The answer is ...": "{reasoning}\nThe answer is {answer}.",
     "the answer alone": "{answer}",
 }
+# The answer between its tags, in the same line and on a line of its own.
+IN_LINE, OWN_LINE = "<answer>{answer}<", "<answer>\n{answer}\n<"
 _TAGS_ONLY = (
     "<reasoning>\n\n</reasoning>\n<answer>\n\n</answer>\n",
     "<think>\n\n</think>\n<answer>\n\n</answer>",
@@ -82,10 +84,12 @@ class Probe:
 
 
 def examples_of(rows: Any, most: int) -> tuple[list[Example], tuple[int, int]]:
-    """Return the first `most` examples, and how many answers can't be read.
+    """Return `most` examples, and how many answers can't be read.
 
-    The count, a pair (unreadable, all), is over all rows. Raises RewardError
-    when there are no rows, or none with a column of reference answers.
+    The first rows are taken, and for each way of writing an answer (with a
+    comma, a point, a minus, LaTeX ...) its first row, wherever it stands. The
+    count, a pair (unreadable, all), is over all rows. Raises RewardError when
+    there are no rows, or none with a column of reference answers.
 
     >>> rows = [{"question": "9 + 9?", "answer": "#### 18"},
     ...         {"question": "3 + 4?", "answer": "#### 7"},
@@ -112,9 +116,22 @@ def examples_of(rows: Any, most: int) -> tuple[list[Example], tuple[int, int]]:
         )
     found = [(row, gold_answer(row.get(column))) for row in rows]
     read = [(row, answer) for row, answer in found if answer is not None]
-    answers = [answer for _, answer in read[:most]]
-    examples = [_example(row, answer, answers) for row, answer in read[:most]]
+    chosen = [read[at] for at in _varied([answer for _, answer in read], most)]
+    answers = [answer for _, answer in chosen]
+    examples = [_example(row, answer, answers) for row, answer in chosen]
     return examples, (len(rows) - len(read), len(rows))
+
+
+def _varied(answers: list[str], most: int) -> list[int]:
+    """Return positions: the first of each way of writing, then the first."""
+    first: dict[tuple[bool, ...], int] = {}
+    for at, answer in enumerate(answers):
+        number = parse_number(answer)
+        marks = tuple(mark in answer for mark in ",.-/\\%$ ")
+        first.setdefault((number is None, *marks), at)
+    ways = list(first.values())[:most]
+    others = [at for at in range(len(answers)) if at not in ways]
+    return sorted(ways + others[: most - len(ways)])
 
 
 def right(example: Example, form: str) -> Probe:
@@ -153,11 +170,20 @@ def probes(example: Example, form: str) -> list[Probe]:
     texts = {
         "right": [_fill(form, example.answer)],
         "many lines": [_fill(form, example.answer, MANY_LINES)],
+        "own line": _own_line(form, example.answer),
         "wrong": [_fill(form, answer) for answer in example.wrong],
         "empty": ["", " \n"],
         "tags only": [_fill(form, "", ""), *_TAGS_ONLY],
         "swapped": [_fill(form, example.swapped)] if example.swapped else [],
-        "truncated": [_fill(form, "\0").partition("\0")[0]],
+        "truncated": [
+            _fill(form, "\0").partition("\0")[0],
+            # in the middle of the reasoning, which has the number already
+            _fill(form, "", f"{REASONING}\n= {example.answer}\0").partition(
+                "\0"
+            )[0]
+            if "{reasoning}" in FORMS[form]
+            else "",
+        ],
         "hedge": [_fill(form, f"{low} or {example.answer} or {high}")],
         "placeholder": [_fill(form, "...", "...")],
         # unless the answer happens to stand in it
@@ -169,6 +195,15 @@ def probes(example: Example, form: str) -> list[Probe]:
         for text in dict.fromkeys(them)
         if text or kind == "empty"
     ]
+
+
+def _own_line(form: str, answer: str) -> list[str]:
+    """The right answer on a line of its own, if the form has it in a line."""
+    layout = FORMS[form]
+    if IN_LINE not in layout:
+        return []
+    text = layout.replace(IN_LINE, OWN_LINE).replace("{reasoning}", REASONING)
+    return [text.replace("{answer}", answer)]
 
 
 def _fill(form: str, answer: str, reasoning: str = REASONING) -> str:
