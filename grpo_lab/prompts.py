@@ -22,6 +22,19 @@ THINK_PROMPT = (
 )
 """For LaTeX answers (NuminaMath-TIR)."""
 
+PUBLISHED_THINK_PROMPT = (
+    "A conversation between User and Assistant. The user asks a question, and "
+    "the Assistant solves it. The assistant first thinks about the reasoning "
+    "process in the mind and then provides the user with the answer. The "
+    "reasoning process and answer are enclosed within <think> </think> and "
+    "<answer> </answer> tags, respectively, i.e., <think> reasoning process "
+    "here </think><answer> answer here </answer>"
+)
+"""That of the Cookbook's recipe, with the example that a policy can copy.
+
+Quoted from DeepSeek-R1 (2025, arXiv:2501.12948), table 1, and the recipe.
+"""
+
 _STEPS = "Solve the problem step by step."
 _THOUGHTS = f"{_STEPS} Write your thoughts between <think> and </think>"
 

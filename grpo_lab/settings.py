@@ -61,7 +61,8 @@ def _no_text(value: object) -> object:
 
 
 def _layers(value: object) -> object:
-    return ALL_LINEAR if value == "all-linear" else value  # as PEFT calls them
+    # as PEFT calls them; a parameter of a lesson is a list
+    return ALL_LINEAR if value in ("all-linear", ["all-linear"]) else value
 
 
 Whole = Annotated[int, BeforeValidator(_no_text)]

@@ -17,7 +17,12 @@ such a pair; `rewards.published` has what theirs computes.
 from collections.abc import Sequence
 from typing import Any
 
-from rewards.five_part import THINK_LAYOUT, tags_of, words_outside
+from rewards.five_part import (
+    THINK_LAYOUT,
+    has_reasoning,
+    tags_of,
+    words_outside,
+)
 from rewards.symbolic import accuracy_reward
 from rewards.turns import read_turns
 
@@ -25,14 +30,20 @@ FORMAT = 1.0
 
 
 def think_format_reward(
-    completions: Sequence[Any], *, prefilled: str = "", **kwargs: Any
+    completions: Sequence[Any],
+    *,
+    prefilled: str = "",
+    min_reasoning: int = 0,
+    **kwargs: Any,
 ) -> list[float]:
     r"""Pay 1.0 for one <think> and one <answer> block, 0.0 for else.
 
     `completions` is a list of strings or of message lists, the result has
     one score for each. Inside the blocks any text but another tag is free,
     over any number of lines; white space around them is free, words there
-    are not. `prefilled` is the opening tag, where the chat template writes it.
+    are not. `prefilled` is the opening tag, where the chat template writes it;
+    `min_reasoning` is the least number of characters between the think tags,
+    as the recipe advises, so that an empty block earns nothing.
     Raises RewardError when it is anything else.
 
     >>> good = "<think>9 + 9\nmakes 18.</think>\n<answer>18</answer>"
@@ -48,7 +59,7 @@ def think_format_reward(
     ``^<think>.*?</think>\s*<answer>.*?</answer>$``, done right.
     """
     return [
-        FORMAT * _is_well_formed(text)
+        FORMAT * (_is_well_formed(text) and has_reasoning(text, min_reasoning))
         for text in read_turns(completions, prefilled)
     ]
 

@@ -48,8 +48,9 @@ def judge(gold: str, answer: str) -> str:
     r"""Say whether `answer` means what `gold` means; both are texts.
 
     Returns "right", "wrong", "unreadable" (the answer can't be read) or
-    "no_gold" (the gold can't). Texts that are spelt
-    alike are "right" whatever they say.
+    "no_gold" (the gold can't). Texts that are spelt alike are "right" whatever
+    they say. If `answer` is right for `gold`, `gold` is for `answer`, with one
+    exception: "70k" answers 70000, but as a gold it may be a product.
 
     >>> judge(r"\frac{1}{2}", "0.5"), judge("1,-2", "-2, 1")
     ('right', 'right')
@@ -355,7 +356,7 @@ def _same_as_numbers(gold: Any, answer: Any) -> bool | None:
     It knows more names than `read`, as in "Total cost = 15", and takes
     "2 and 1/2" for 2 1/2, not for two values.
     """
-    if "=" in gold:
+    if "=" in gold and "=" in answer:
         return False  # x = 5 is not y = 5
     expected = parse_quantity(gold, variables=True)
     given = parse_quantity(answer) if expected else None

@@ -127,12 +127,18 @@ def integer_reward(
 
 
 def strict_format_reward(
-    completions: Sequence[Any], *, prefilled: str = "", **kwargs: Any
+    completions: Sequence[Any],
+    *,
+    prefilled: str = "",
+    min_reasoning: int = 0,
+    **kwargs: Any,
 ) -> list[float]:
     r"""Pay 0.5 for the two blocks, tags on their own lines, nothing else.
 
     Inside the blocks any text is free, as long as none of it shares a line
     with a tag; white space, CRLF line ends and a last newline are free.
+    `min_reasoning` is the least number of characters between the reasoning
+    tags, so that an empty block earns nothing.
 
     >>> blocks = "<reasoning>\n9+9\n</reasoning>\n<answer>\n18\n</answer>"
     >>> strict_format_reward([blocks, blocks + "\n", "So: " + blocks])
@@ -142,19 +148,32 @@ def strict_format_reward(
     >>> cut = blocks.removeprefix("<reasoning>\n")
     >>> strict_format_reward([cut], prefilled="<reasoning>\n")
     [0.5]
+    >>> strict_format_reward([blocks, blocks], min_reasoning=4)
+    [0.0, 0.0]
 
     Source: William Brown's GRPO demo for GSM8K (2025).
     """
     return [
-        STRICT_FORMAT * (_tags_have_lines(text) and not words_outside(text))
+        STRICT_FORMAT
+        * (
+            _tags_have_lines(text)
+            and not words_outside(text)
+            and has_reasoning(text, min_reasoning)
+        )
         for text in read_turns(completions, prefilled)
     ]
 
 
 def soft_format_reward(
-    completions: Sequence[Any], *, prefilled: str = "", **kwargs: Any
+    completions: Sequence[Any],
+    *,
+    prefilled: str = "",
+    min_reasoning: int = 0,
+    **kwargs: Any,
 ) -> list[float]:
     """Pay 0.5 for the two blocks in order, each tag once, words around free.
+
+    `min_reasoning` as for `strict_format_reward`.
 
     >>> blocks = "<reasoning>9+9</reasoning> <answer>18</answer>"
     >>> soft_format_reward([blocks, "So: " + blocks, blocks + blocks])
@@ -163,7 +182,8 @@ def soft_format_reward(
     Source: William Brown's GRPO demo for GSM8K (2025).
     """
     return [
-        SOFT_FORMAT * (tags_of(text) in _LAYOUTS)
+        SOFT_FORMAT
+        * (tags_of(text) in _LAYOUTS and has_reasoning(text, min_reasoning))
         for text in read_turns(completions, prefilled)
     ]
 
@@ -306,6 +326,16 @@ def words_outside(text: str) -> str:
     """
     before, _, between, _, after = _TAG.split(text)
     return (before + between + after).strip()
+
+
+def has_reasoning(text: str, least: int) -> bool:
+    """Tell whether a text of just the two blocks has so long a reasoning.
+
+    >>> text = "<think> 9+9 </think><answer>18</answer>"
+    >>> has_reasoning(text, 3), has_reasoning(text, 4)
+    (True, False)
+    """
+    return len(_TAG.split(text)[1].strip()) >= least
 
 
 def _tags_have_lines(text: str) -> bool:

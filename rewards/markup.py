@@ -167,7 +167,7 @@ def clean(text: str) -> str:
     text = _DOLLARS.sub(" ", plain(text).translate(_SYMBOLS))
     if r"\begin" in text and len(text) <= MAX_CHARS:
         text = _PIECES.sub(_as_pairs, _SYSTEM.sub(_as_list, text))
-    text = text.strip(" \n.,:")
+    text = text.strip(" \n.,:").removeprefix("=").lstrip()
     if _PLAIN_SET.fullmatch(text):
         text = rf"\{{{text[1:-1]}\}}"
     text = outer_braces_off(text)

@@ -532,6 +532,35 @@ figures.reward_table(
 # at once.
 
 # %% [markdown]
+# ## Ask for reasoning
+#
+# Empty reasoning earns the form like any other. The recipe that
+# [lesson 2](02_first_grpo_run.ipynb) follows advises to reward the format only
+# where something is thought. The format rewards have an option for that,
+# `min_reasoning`, the least number of characters between the tags; it is off
+# unless you set it.
+
+# %%
+from rewards import soft_format_reward, strict_format_reward, with_options
+
+formats = (strict_format_reward, soft_format_reward)
+asking = [
+    with_options(part, min_reasoning=10) if part in formats else part
+    for part in FIVE_PART
+]
+asked = figures.reward_totals(
+    {name: (honest | cheats)[name] for name in some},
+    gold,
+    {"ours": FIVE_PART, "ours, 10 characters": asking},
+)
+figures.reward_totals_table(asked)
+
+# %% [markdown]
+# Empty reasoning loses the whole point of the two format rewards, and the
+# honest solutions lose nothing. It is a bar for laziness and no more: ten
+# characters of anything pass it.
+
+# %% [markdown]
 # ## Your own cheat
 #
 # Change the text, run the cells again, and try to beat the honest solution
@@ -578,6 +607,38 @@ for name, text in completions.items():
     print(f"{reward(question, gold, text):.3f}  {name}")
 
 # %% [markdown]
+# Two more that people ask for, here with TRL's own signature: a list of
+# completions in, a list of numbers out. The first counts the steps of the
+# reasoning, the second wants the unit to be named.
+
+
+# %%
+def number_of_steps(completions, **kwargs):
+    """0.1 for each line that computes something, 0.3 at most."""
+    counts = [text.partition("<answer>")[0].count("=") for text in completions]
+    return [0.1 * min(3, count) for count in counts]
+
+
+def names_the_unit(completions, unit="clips", **kwargs):
+    """0.25 where the answer names the unit."""
+    answers = [text.partition("<answer>")[2] for text in completions]
+    return [0.25 * (unit in answer) for answer in answers]
+
+
+with_unit = {
+    "two steps": right,
+    "two steps, with the unit": right.replace("\n72\n", "\n72 clips\n"),
+    "a cheat": tagged("1 = 1 = 1 = 1", "clips"),
+}
+figures.reward_table(
+    with_unit, gold, [number_of_steps, names_the_unit, FIVE_PART[0]]
+)
+
+# %% [markdown]
+# The last row shows the weakness of both: they look at the surface, and the
+# surface can be had for nothing. Keep such rewards small beside the one for
+# being right. (`72 clips` is right, too: the grader reads the unit.)
+#
 # Four texts prove little. `check_reward` takes rows of the data, builds right
 # and wrong completions from their golds, and judges what the reward makes of
 # them. Each line that it prints is one check: its name, yes or NO, and what
@@ -631,12 +692,14 @@ assert not verdicts.passed
 print(verdicts)
 
 # %% [markdown]
-# Three verdicts are NO, each with a completion that shows it and what to do:
+# Four verdicts are NO, each with a completion that shows it and what to do:
 #
 # - **not for wrong**: in every row a wrong number such as 172 is paid, since
 #   72 stands in it;
 # - **not for swapped**: in one row the answer of another row is paid, for the
 #   same reason: 72 where 7 is right;
+# - **not for truncated**: a text that breaks off in the middle of the reasoning
+#   is paid, if the number has come up by then;
 # - **not for a hedge**: a list of answers is paid if it holds the right one,
 #   so the longest list pays best.
 #

@@ -37,9 +37,10 @@
 # The story is that of the GRPO recipe in Hugging Face's
 # [Open-Source AI Cookbook](https://huggingface.co/learn/cookbook/fine_tuning_llm_grpo_trl)
 # (S. Paniego, 2025): its data and its model (full takes the larger sibling;
-# pocket's are embedded), a reward for the form and one for the answer. Theirs
-# read less carefully: `rewards.published` has them. Its values stay within reach:
-# `SETTINGS = "published"` runs them, on pocket for 3 steps, too few to learn.
+# pocket's are embedded), a reward for the form and one for the answer. The whole
+# recipe stays within reach: `SETTINGS = "published"` takes its values, its prompt
+# and its rewards (`rewards.published`), which read less carefully. On pocket that
+# is 3 steps, too few to learn.
 
 # %% [markdown]
 # ## Set-up
@@ -76,7 +77,7 @@ print(environment.describe())
 
 # %% tags=["parameters"]
 PROFILE: str = "lite"  # full, lite or pocket; lite is pocket without a GPU
-SETTINGS: str = "ours"  # or published: the values of the Cookbook's recipe
+SETTINGS: str = "ours"  # or published: the whole recipe of the Cookbook
 MODEL: str = ""  # the base model: a name, a Hub id or a local folder
 LEARNING_RATE: float = 0.0  # peak rate
 DATA: str = ""  # numina_math_tir, or pocket_latex for the embedded problems
@@ -88,6 +89,7 @@ SHORT_STEPS: int = 0  # optimiser steps of the run that learns to cheat
 NUM_GENERATIONS: int = 0  # completions for each prompt: the group
 COMPLETIONS_PER_STEP: int = 0  # completions for each optimiser step
 MICRO_BATCH: int = 0  # completions in one forward pass: lower it for memory
+TARGET_MODULES: list[str] = []  # layers with an adapter; ["all-linear"]: all
 MAX_COMPLETION_LENGTH: int = 0  # tokens that a completion may have
 SEED: int = 42  # of the adapter, the rollouts and the choice of questions
 OUTPUT_DIR: str = "runs/02_first_grpo_run"  # every file is written below it
@@ -114,6 +116,7 @@ overrides = {
     "completions_per_step": COMPLETIONS_PER_STEP,
     "micro_batch": MICRO_BATCH,
     "max_completion_length": MAX_COMPLETION_LENGTH,
+    "target_modules": TARGET_MODULES,
 }
 given = {name: value for name, value in overrides.items() if value}
 settings = profiles.first_run(profile, SETTINGS, MODEL, seed=SEED, **given)
@@ -133,10 +136,14 @@ print(f"Profile {profile.name}, settings {SETTINGS}: {settings.short_model}")
 # %%
 from grpo_lab import data, figures, prompts
 
+as_published = SETTINGS == "published"
+system_prompt = (
+    prompts.PUBLISHED_THINK_PROMPT if as_published else prompts.THINK_PROMPT
+)
 splits = data.load_splits(
     DATA or profile.data,
     path=DATA_PATH,
-    system_prompt=prompts.THINK_PROMPT,
+    system_prompt=system_prompt,
     train_rows=TRAIN_ROWS or profile.train_rows,
     eval_rows=EVAL_ROWS or profile.eval_rows,
     seed=SEED,
@@ -190,6 +197,9 @@ print(think_format_reward([copied]))
 # Score completions that you can check by eye. The gold is ½.
 
 # %%
+from rewards.published import COOKBOOK_AS_PUBLISHED
+
+pair = COOKBOOK_AS_PUBLISHED if as_published else COOKBOOK
 completions = {
     "right, in the form": "<think>\n2 : 4\n</think>\n<answer>$0.5$</answer>",
     "wrong, in the form": "<think>\n4 : 2\n</think>\n<answer>$2$</answer>",
@@ -199,7 +209,7 @@ completions = {
     ),
     "cut before the answer": "<think>\nFirst we look at the two numbers",
 }
-figures.reward_table(completions, r"So $\boxed{\frac{1}{2}}$.", COOKBOOK)
+figures.reward_table(completions, r"So $\boxed{\frac{1}{2}}$.", pair)
 
 # %% [markdown]
 # - A wrong answer in the form earns 1.0: half of all that can be had, without
@@ -217,7 +227,7 @@ from grpo_lab import evaluation, grid, guards, training
 
 by_hand = replace(settings, optimizations=())  # the trainer below is TRL's own
 run = grid.open_run(
-    by_hand, grid.Task(splits, COOKBOOK, evaluation.LATEX), output_dir / "run"
+    by_hand, grid.Task(splits, pair, evaluation.LATEX), output_dir / "run"
 )
 policy, tokenizer = models.load_policy(settings.model, settings.load_in_4bit)
 longest = prompts.longest_prompt(tokenizer, splits.train["prompt"])
@@ -454,11 +464,11 @@ figures.table(explained)
 # %% [markdown]
 # Some of the published values are defaults of TRL 0.14.0, the release that
 # the recipe names. To train with them, set `SETTINGS = "published"` and
-# another `OUTPUT_DIR`, and compare the two executed notebooks. Rewards and prompt
-# stay ours. The limit on tokens and the precision are also those of the
-# evaluation, so compare the gains, not the accuracies. Two things differ all the
-# same: the recipe cuts prompts at 128 tokens, and in its loss each completion
-# weighs the same (TRL's `loss_type="grpo"`), where ours lets each token do so.
+# another `OUTPUT_DIR`, and compare the two executed notebooks. The limit on tokens
+# and the precision are also those of the evaluation, so compare the gains, not
+# the accuracies. Two things differ from the recipe all the same: it cuts prompts
+# at 128 tokens, and in its loss each completion weighs the same (TRL's
+# `loss_type="grpo"`), where ours lets each token do so.
 #
 # ## The trainer
 
@@ -470,7 +480,7 @@ from rewards import FailureLimit
 guards.keep_sampling_ours(policy)
 trainer = GRPOTrainer(
     model=policy,
-    reward_funcs=list(COOKBOOK),
+    reward_funcs=list(pair),
     args=arguments,
     train_dataset=splits.train,
     processing_class=tokenizer,
@@ -489,10 +499,10 @@ trainer.model.print_trainable_parameters()
 # grade what it gets.
 
 # %%
-live = figures.LiveTable([settings], COOKBOOK)
+live = figures.LiveTable([settings], pair)
 recorder = training.Recorder(
     run.directory,
-    COOKBOOK,
+    pair,
     progress=lambda *step: live.update(settings, *step),
     limit=FailureLimit(settings.max_failed_share),
 )
@@ -532,7 +542,7 @@ print(f"{run.peak_memory_gib:.1f} GiB of memory at most")
 # Faint lines are single steps, strong ones the mean of the last five.
 
 # %%
-figures.run_curves(run, COOKBOOK)
+figures.run_curves(run, pair)
 
 # %% [markdown]
 # - **Reward** and its two parts first: what was the gain made of?
@@ -662,9 +672,9 @@ lengths = [answer.tokens for answer in after.answers if answer.format_ok]
 shortest = min([64, settings.max_completion_length, *lengths])
 limit = 64 if shortest == 64 else max(1, shortest // 2)
 too_short = replace(settings, max_completion_length=limit, max_steps=3)
-short = train_variant("too_short", COOKBOOK, too_short)
-columns = ["step", "clipped_ratio", "think_format_reward"]
-columns += ["accuracy_reward", "frac_reward_zero_std"]
+short = train_variant("too_short", pair, too_short)
+columns = ["step", "clipped_ratio", *(one.__name__ for one in pair)]
+columns += ["frac_reward_zero_std"]
 print(f"Limit: {limit} tokens")
 figures.table(short.metrics[columns], dict.fromkeys(columns[1:], "{:.2f}"))
 
@@ -713,7 +723,7 @@ dropping.remove_unused_columns = True
 guards.keep_sampling_ours(policy)
 trainer = GRPOTrainer(
     model=policy,
-    reward_funcs=list(COOKBOOK),
+    reward_funcs=list(pair),
     args=dropping,
     train_dataset=splits.train,
     processing_class=tokenizer,
@@ -807,7 +817,7 @@ from rewards import check_reward
 few = splits.train.select(range(min(5, len(splits.train))))
 faults = {}
 for name, rewards in (
-    ("cookbook pair", list(COOKBOOK)),
+    ("cookbook pair", list(pair)),
     ("paid for effort", effort_reward),
 ):
     found = check_reward(rewards, few)

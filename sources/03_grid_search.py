@@ -82,6 +82,7 @@ MAX_STEPS: int = 0  # optimiser steps of each run
 NUM_GENERATIONS: int = 0  # completions for each prompt: the group
 COMPLETIONS_PER_STEP: int = 0  # completions for each optimiser step
 MICRO_BATCH: int = 0  # completions in one forward pass: lower it for memory
+TARGET_MODULES: list[str] = []  # layers with an adapter; ["all-linear"]: all
 MAX_COMPLETION_LENGTH: int = 0  # tokens that a completion may have
 SEED: int = 42  # of the adapters, the rollouts and the choice of questions
 DISABLE: list[str] = []  # of "What makes it fast"; ["all"]: plain TRL
@@ -110,6 +111,7 @@ overrides = {
     "completions_per_step": COMPLETIONS_PER_STEP,
     "micro_batch": MICRO_BATCH,
     "max_completion_length": MAX_COMPLETION_LENGTH,
+    "target_modules": TARGET_MODULES,
 }
 settings = profile.settings(
     grid=profile.choose_grid(MODELS, LEARNING_RATES),

@@ -159,14 +159,19 @@ def test_rewards_lesson_is_fair_to_both_sets(rewards_lesson):
     assert published["very long tail"] < 0 and ours["very long tail"] == 3.0
     assert max(ours.values()) == ours[honest]
     assert results["failed_checks"] == {
-        "sloppy": ["not for wrong", "not for swapped", "not for a hedge"],
+        "sloppy": [
+            "not for wrong",
+            "not for swapped",
+            "not for truncated",
+            "not for a hedge",
+        ],
         "as published": [],
         "ours": [],
     }
 
 
 def test_rewards_lesson_shows_its_figure(rewards_lesson):
-    assert len(shows(rewards_lesson, pictures=1)) == 6
+    assert len(shows(rewards_lesson, pictures=1)) == 8
 
 
 # --- 02 First run -----------------------------------------------------------
@@ -203,7 +208,8 @@ def test_the_published_values_can_be_run(tmp_path):
     assert used["target_modules"] == ["q_proj", "v_proj"]
     assert (used["load_in_4bit"], used["num_generations"]) == (False, 4)
     assert lesson.results["target"] == []
-    assert "between <think> and" in lesson.printed
+    assert "reasoning process here" in lesson.printed
+    assert lesson.results["faults"]["cookbook pair"]
 
 
 # --- 03 Grid search ---------------------------------------------------------
