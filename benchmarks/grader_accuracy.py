@@ -2,15 +2,17 @@ r"""How often a grader is right: this project's, math_verify's and TRL's.
 
     python benchmarks/grader_accuracy.py [--data FOLDER] [--rows N]
 
-Three graders judge the same answers:
+These graders judge the same answers:
 
 - ours: `rewards.accuracy_reward`, reading answers as it does for a model that
   was never told of tags (policy "flexible");
 - math_verify: `parse` and `verify` with their defaults, as its README has it;
+- math_verify, given the answer: the same on the answer alone, which
+  `rewards.extract_answer` has cut out, between dollar signs;
 - TRL: `trl.rewards.accuracy_reward`.
 
-The last two read a reference answer between dollar signs or in a box, so they
-get what `rewards.gold_answer` finds, between dollar signs.
+The last three read a reference answer between dollar signs or in a box, so
+they get what `rewards.gold_answer` finds, between dollar signs.
 
 (a) All case files of `tests/data`: answers as policies write them, with what a
     careful teacher says. They were collected from faults, so they are harder
@@ -34,7 +36,12 @@ from pathlib import Path
 from math_verify import parse, verify
 from trl.rewards import accuracy_reward as trl_accuracy_reward
 
-from rewards import accuracy_reward, gold_answer, gold_number
+from rewards import (
+    accuracy_reward,
+    extract_answer,
+    gold_answer,
+    gold_number,
+)
 from rewards.answers import POLICIES
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -62,6 +69,12 @@ def plain_math_verify(completions: list[str], golds: list) -> list:
     return [score(*pair) for pair in zip(completions, golds, strict=True)]
 
 
+def given_the_answer(completions: list[str], golds: list) -> list:
+    """math_verify on the answer that this project finds in a text."""
+    found = (extract_answer(text, "flexible") for text in completions)
+    return plain_math_verify([f"${one or ''}$" for one in found], golds)
+
+
 def of_trl(completions: list[str], golds: list) -> list:
     """TRL's accuracy reward."""
     messages = [[{"role": "assistant", "content": c}] for c in completions]
@@ -75,6 +88,7 @@ def _in_dollars(gold: object) -> str:
 GRADERS: dict[str, Grader] = {
     "this project": ours,
     "math_verify": plain_math_verify,
+    "  given the answer": given_the_answer,
     "TRL": of_trl,
 }
 
@@ -216,14 +230,14 @@ def main() -> None:
         sets["(b) GSM8K"] = list(gsm8k(given.data, given.rows, given.seed))
     for name, cases in sets.items():
         print(f"\n{name}: {len(cases)} answers")
-        print(f"{'':14}{'right rewarded':>18}{'wrong rewarded':>18}", end="")
+        print(f"{'':20}{'right rewarded':>18}{'wrong rewarded':>18}", end="")
         print(f"{'undecided':>12}")
         for grader, judge in GRADERS.items():
             found = judged(judge, cases)
             share = found["right rewarded"] / max(1, found["right"])
             right = f"{found['right rewarded']} ({share:.1%})"
             wrong = f"{found['wrong rewarded']} of {found['wrong']}"
-            print(f"{grader:14}{right:>18}{wrong:>18}", end="")
+            print(f"{grader:20}{right:>18}{wrong:>18}", end="")
             print(f"{found['undecided']:>12}")
 
 

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from grpo_lab.environment import usable_cores, versions
 from grpo_lab.errors import LabError
@@ -83,7 +84,7 @@ class Cluster:
         return max(1, int(self.cpus))
 
 
-def cluster_of(options: dict[str, object], **defaults: object) -> Cluster:
+def cluster_of(options: dict[str, Any], **defaults: Any) -> Cluster:
     """The cluster that somebody asks for with the engine "ray".
 
     Args:
@@ -340,7 +341,7 @@ def _refuse_stranger(
     told: dict, wanted: dict, mark: Path | None, advice: str
 ) -> None:
     host = told["host"]
-    if not told["sees"]:
+    if mark and not told["sees"]:
         raise LabError(
             f"The machine {host} does not see {mark.parent}, so nothing that "
             f"it trains would arrive here. {advice}"

@@ -93,7 +93,7 @@ def execute(work: Work, pool) -> None:
             report_steps(part)
 
     if isinstance(pool, ThisProcess):
-        pool.context.on_step = look
+        vars(pool.context)["on_step"] = look
     with pool:
         while True:
             busy = {part.place for part in pool.working}
@@ -291,7 +291,9 @@ class GridWork:
 
     def look(self, working: Sequence[Part]) -> None:
         """Pass on requests to workers elsewhere, and fetch their metrics."""
-        for part in working if self.mirror else ():
+        if self.mirror is None:
+            return
+        for part in working:
             # What a store refuses now it may take at the next look.
             with contextlib.suppress(LabError):
                 self.mirror.exchange(self.directory / part.place)
@@ -302,11 +304,12 @@ class GridWork:
 
     def take(self, answer: Answer) -> None:
         """Fetch what came of a run, and note what its worker could not."""
-        run, error = self._run(answer.item), answer.error
+        part, error = answer.item, answer.error
+        assert isinstance(part, Part)
+        run = self._run(part)
         if self.mirror:
             # Of a run that failed its log, if the store has it.
-            ignored = LabError if error else ()
-            with contextlib.suppress(ignored):
+            with contextlib.suppress(*[LabError] if error else []):
                 self.mirror.collect(run.directory)
         if error is None or not run.is_open:
             return

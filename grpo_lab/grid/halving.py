@@ -129,7 +129,7 @@ class Halving(Scheduler):
         if rung is None or not all(run.has_reached(rung) for run in there):
             return False
         came = [r for r in runs if not r.is_exempt and r.has_reached(rung)]
-        answers = [run.at_rung(rung) for run in came]
+        answers = [a for run in came if (a := run.at_rung(rung))]
         for run, one in zip(
             came, compare(rung, answers, self.factor), strict=True
         ):
@@ -149,8 +149,9 @@ class Halving(Scheduler):
                 for one in read_rungs(other.directory)
                 if one.step == rung
             ]
-            accuracy = run.at_rung(rung).accuracy
-            _note(run, on_arrival(rung, accuracy, before, self.factor))
+            found = run.at_rung(rung)
+            assert found
+            _note(run, on_arrival(rung, found.accuracy, before, self.factor))
             return True
         return False
 
@@ -212,6 +213,7 @@ class Rung:
 
     def reason(self, steps: int) -> str:
         """Why a run was stopped, in a sentence."""
+        assert self.cutoff is not None  # the first to arrive goes on
         more = "" if self.accuracy < self.cutoff else " and better form"
         return (
             f"stopped by halving after step {self.step} of {steps}: "

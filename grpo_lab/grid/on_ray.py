@@ -9,6 +9,7 @@ import contextlib
 import time
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
+from typing import Any
 
 import ray
 from ray.exceptions import RayError
@@ -60,7 +61,7 @@ class RayPool(WorkerPool):
         with self.own:
             self._dismiss()
 
-    def _hire(self) -> Hashable:
+    def _hire(self) -> Any:
         worker = ray.remote(Worker).options(
             num_cpus=self.cluster.cpus,
             num_gpus=self.cluster.gpus,
@@ -74,7 +75,7 @@ class RayPool(WorkerPool):
         self.calls[worker.ready.remote()] = worker
         return worker
 
-    def _give(self, worker: Hashable, item: Hashable) -> None:
+    def _give(self, worker: Any, item: Hashable) -> None:
         self.calls[worker.run.remote(item)] = worker
 
     def _heard(self, seconds: float) -> list[tuple]:
@@ -94,7 +95,7 @@ class RayPool(WorkerPool):
             found.append((self.calls.pop(call), message))
         return found
 
-    def _end(self, worker: Hashable) -> str:
+    def _end(self, worker: Any) -> str:
         ray.kill(worker)  # if it was only out of reach
         words = [line for line in self.last_words.splitlines() if line.strip()]
         return words[-1].strip() if words else ""

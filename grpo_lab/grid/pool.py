@@ -25,6 +25,8 @@ import tempfile
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe, wait
+from pathlib import Path
+from typing import IO, Any, Protocol
 
 import cloudpickle
 
@@ -69,10 +71,23 @@ class WorkerLost(LabError):
         self.times = times
 
 
+class Context(Protocol):
+    """What runs items; see the head of this module."""
+
+    def run(self, item: Any) -> object:
+        """Do an item, and return what came of it."""
+
+    def fetch(self, item: Any) -> Path:
+        """Bring what an item needs; the file that its worker prints to."""
+
+    def close(self) -> None:
+        """Clear up."""
+
+
 class ThisProcess:
     """The pool that runs one item at a time in the process that asks."""
 
-    def __init__(self, context: object) -> None:
+    def __init__(self, context: Context) -> None:
         self.context = context
         self.working: list = []
 
@@ -134,20 +149,20 @@ class WorkerPool:
         self.starting: list = []
         self.idle: list = []
         self.busy: dict = {}
-        self.losses = collections.Counter()
+        self.losses: collections.Counter[Hashable] = collections.Counter()
         self.never_came = 0
 
-    def _hire(self) -> Hashable:
+    def _hire(self) -> Any:
         raise NotImplementedError
 
-    def _give(self, worker: Hashable, item: Hashable) -> None:
+    def _give(self, worker: Any, item: Hashable) -> None:
         raise NotImplementedError
 
     def _heard(self, seconds: float) -> list[tuple]:
         """Workers of which something was heard, each with what."""
         raise NotImplementedError
 
-    def _end(self, worker: Hashable) -> str:
+    def _end(self, worker: Any) -> str:
         """End a worker if it lives; what it said last."""
         raise NotImplementedError
 
@@ -264,7 +279,7 @@ class _Worker:
 
     process: subprocess.Popen
     connection: Connection
-    output: tempfile.TemporaryFile
+    output: IO[bytes]
 
 
 class LocalPool(WorkerPool):

@@ -57,7 +57,8 @@ def simulate(
     stops = [*rungs, steps]
     waiting = (_parts(stops, seed, n, **seconds) for n in range(runs))
     scores: dict[int, list[float]] = {rung: [] for rung in rungs}
-    now, busy, lost, made, events = machine_start_seconds, 0.0, 0, 0, []
+    now, busy, lost, made = machine_start_seconds, 0.0, 0, 0
+    events: list[tuple] = []
 
     def go_on(worker: int, run: Iterator[tuple] | None) -> None:
         if run:
@@ -71,7 +72,9 @@ def simulate(
             heapq.heappop(events)
         )
         busy, made, lost = busy + passed, made + part_steps, lost + gone
-        over = stop == steps or not _is_good(score, scores[stop], halving)
+        over = stop == steps or not (
+            halving and _is_good(score, scores[stop], halving)
+        )
         go_on(worker, next(waiting, None) if over else run)
     return {
         "runs": runs,

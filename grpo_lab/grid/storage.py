@@ -88,9 +88,8 @@ class Mirror:
 
     def __init__(self, uri: str, output_dir: Path) -> None:
         self.uri = str(uri)
-        self.__setstate__(
-            {"uri": self.uri, "folder": _folder(output_dir, self.uri)}
-        )
+        self.folder = _folder(output_dir, self.uri)
+        self.sent: dict[str, tuple[int, int]] = {}
         self._check()
 
     def __getstate__(self) -> dict:
@@ -98,8 +97,7 @@ class Mirror:
         return {"uri": self.uri, "folder": self.folder}
 
     def __setstate__(self, state: dict) -> None:
-        self.__dict__.update(state)
-        self.sent: dict[str, tuple[int, int]] = {}
+        self.__dict__.update(state, sent={})
 
     @functools.cached_property
     def _store(self) -> fs.SubTreeFileSystem:
@@ -124,8 +122,8 @@ class Mirror:
         for file in ("settings.json", *REQUESTS, RUNGS, RESULT):
             self._send_or_delete(directory / file, f"{name}/{file}")
         for folder in ("parent", "reward_files"):
-            for file in _files(directory / folder):
-                self._send(file, f"{name}/{_below(file, directory)}")
+            for path in _files(directory / folder):
+                self._send(path, f"{name}/{_below(path, directory)}")
 
     @_reported
     def exchange(self, directory: Path) -> None:
