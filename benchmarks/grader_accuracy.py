@@ -43,9 +43,11 @@ from rewards import (
     gold_number,
 )
 from rewards.answers import POLICIES
+from rewards.workers import Workers
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "tests" / "data"
+SECONDS = 5  # that a comparison of the others may take
 
 Case = tuple[str, object, bool]  # completion, reference answer, right?
 Grader = Callable[[list[str], list], list[float | None]]
@@ -61,12 +63,7 @@ def ours(completions: list[str], golds: list) -> list[float | None]:
 
 def plain_math_verify(completions: list[str], golds: list) -> list:
     """math_verify alone, with its own defaults."""
-
-    def score(text: str, gold: object) -> float | None:
-        expected = parse(_in_dollars(gold))
-        return float(verify(expected, parse(text))) if expected else None
-
-    return [score(*pair) for pair in zip(completions, golds, strict=True)]
+    return _in_time("math_verify_score", completions, golds)
 
 
 def given_the_answer(completions: list[str], golds: list) -> list:
@@ -77,8 +74,44 @@ def given_the_answer(completions: list[str], golds: list) -> list:
 
 def of_trl(completions: list[str], golds: list) -> list:
     """TRL's accuracy reward."""
-    messages = [[{"role": "assistant", "content": c}] for c in completions]
-    return trl_accuracy_reward(messages, list(map(_in_dollars, golds)))
+    return _in_time("trl_score", completions, golds)
+
+
+def math_verify_score() -> Callable:
+    """What a worker does for `plain_math_verify`."""
+
+    def score(pair: list[str]) -> float | None:
+        expected = parse(pair[1], parsing_timeout=None)
+        if not expected:
+            return None
+        given = parse(pair[0], parsing_timeout=None)
+        return float(verify(expected, given, timeout_seconds=None))
+
+    return score
+
+
+def trl_score() -> Callable:
+    """What a worker does for `of_trl`."""
+
+    def score(pair: list[str]) -> float | None:
+        message = [{"role": "assistant", "content": pair[0]}]
+        return trl_accuracy_reward([message], [pair[1]])[0]
+
+    return score
+
+
+def _in_time(factory: str, completions: list[str], golds: list) -> list:
+    """Scores one by one; None for what takes too long, or raises."""
+    workers = Workers(
+        f"{Path(__file__).stem}:{factory}",
+        cpu_seconds=SECONDS,
+        wall_seconds=10 * SECONDS,
+        memory_mib=2048,
+    )
+    pairs = zip(completions, map(_in_dollars, golds), strict=True)
+    replies = workers.ask([[pair] for pair in pairs])
+    workers.close()
+    return [None if one.failure else one.value for [one] in replies]
 
 
 def _in_dollars(gold: object) -> str:

@@ -144,16 +144,27 @@ def extract_answer(completion: str, policy: str = "tagged") -> str | None:
     evaluation-harness has them, and the last box of MATH (Hendrycks et al.,
     2021, arXiv:2103.03874).
     """
+    return answer_in_turn(first_turn(completion), policy)
+
+
+def answer_in_turn(turn: str, policy: str = "tagged") -> str | None:
+    """Return what `extract_answer` does for a turn as `read_turns` gives it.
+
+    >>> answer_in_turn("<answer>18</answer>")
+    '18'
+    """
     if policy not in POLICIES:
         raise RewardError(
             f"There is no policy {policy!r:.60} for reading an answer. Choose "
             f"one of {', '.join(map(repr, POLICIES))}."
         )
-    text = after_reasoning(first_turn(completion))
+    text = after_reasoning(turn)
     if "<<" in text:
         text = _CALCULATION.sub("", text)
-    text = before_next_question(text, _has_answer)
     tagged = _last_closed_answer(text)
+    if tagged is None or text.count("nswer>") > 2:  # not just one block
+        text = before_next_question(text, _has_answer)
+        tagged = _last_closed_answer(text)
     if tagged is not None:
         return _final_statement(tagged) or tagged.strip()
     # An <answer> that was never closed was cut off: "7" may stand for "72".
@@ -202,7 +213,7 @@ def gold_answer(gold: Any) -> str | None:
         return None  # Python would not even write it
     if isinstance(gold, list | tuple):
         gold = ", ".join(map(_as_typed, gold))
-    return _gold_text(_as_typed(gold))
+    return _gold_text(gold if isinstance(gold, str) else _as_typed(gold))
 
 
 def gold_number(gold: Any) -> Fraction | None:
@@ -267,13 +278,16 @@ def compare_numbers(answer: str | None, gold: Any) -> Outcome:
         return Outcome.NO_GOLD
     if not answer:
         return Outcome.NO_ANSWER
+    if answer == text:
+        return Outcome.RIGHT
     quantity = parse_quantity(answer)
     found = [quantity] if quantity is not None else _readings(answer)
+    for one in found:
+        if expected.equals(one):
+            return Outcome.RIGHT
     if not found:
         return Outcome.UNREADABLE
-    if any(map(expected.equals, found)) or _percent(
-        answer, text, found[0].value, expected.value
-    ):
+    if _percent(answer, text, found[0].value, expected.value):
         return Outcome.RIGHT
     return Outcome.WRONG
 
@@ -324,7 +338,7 @@ def _last_labelled(text: str) -> tuple[int, str | None] | None:
     nothing.
     """
     labels = list(_LABEL.finditer(text))[-MAX_LABELS:]
-    inside = [(start, end) for start, end, _ in boxes(text)]
+    inside = [(start, end) for start, end, _ in boxes(text)] if labels else []
     for label in reversed(labels):
         if any(start < label.start() < end for start, end in inside):
             continue  # the box is the statement
@@ -499,7 +513,9 @@ def _last_number(text: str) -> tuple[int, str | None]:
 def _gold_value(text: str) -> Quantity | None:
     """Return the quantity of a gold; "3k" may be thousands or a product."""
     quantity = parse_quantity(text)
-    return quantity if parse_quantity(text, variables=True) else None
+    if "k" in text and parse_quantity(text, variables=True) is None:
+        return None
+    return quantity
 
 
 @functools.lru_cache(maxsize=4096)  # each gold is asked for once a completion
@@ -508,7 +524,9 @@ def _gold_text(text: str) -> str | None:
     answer = _final_statement(after if marker else text)
     if answer is None:
         answer = after if marker else _bare_gold(text)
-    answer = _as_typed(_bare(answer))
+    answer = _bare(answer)
+    if "." in answer:
+        answer = _as_typed(answer)
     return None if answer.lower() in _NO_GOLD else answer
 
 

@@ -38,7 +38,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rewards.answers import compare_numbers, extract_answer, gold_number
+from rewards.answers import answer_in_turn, compare_numbers, gold_number
 from rewards.batch import RewardError, gold_column
 from rewards.health import Outcome, report
 from rewards.numbers import parse_number
@@ -92,7 +92,7 @@ def correctness_reward(
     """
     golds = gold_column(completions, {"answer": answer, **kwargs})
     turns = read_turns(completions, prefilled)
-    answers = [extract_answer(text, policy) for text in turns]
+    answers = [answer_in_turn(text, policy) for text in turns]
     outcomes = list(map(compare_numbers, answers, golds))
     report("correctness_reward", outcomes, {"answer": answers}, **kwargs)
     return [outcome.score(CORRECT) for outcome in outcomes]
@@ -302,7 +302,7 @@ def _fitting_integer(text: str, gold: Any) -> bool:
     expected = gold_number(gold)
     if expected is not None and expected.denominator != 1:
         return False
-    answer = extract_answer(text)
+    answer = answer_in_turn(text)
     number = parse_number(answer or "")
     if number is not None and number.denominator == 1:
         return True

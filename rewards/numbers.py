@@ -11,6 +11,7 @@ and a unit; `_value` computes the fraction, provided that `units.is_unit`
 accepts the unit.
 """
 
+import functools
 import re
 from dataclasses import dataclass
 from fractions import Fraction
@@ -207,7 +208,7 @@ _BRACE = re.compile(
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Quantity:
     """A number, exactly, and the unit that is stated with it, if any."""
 
@@ -271,6 +272,11 @@ def parse_quantity(text: str, variables: bool = False) -> Quantity | None:
         return None
     if _DIGITS.fullmatch(text):
         return Quantity(Fraction(int(text)))
+    return _read(text, variables)
+
+
+@functools.lru_cache(maxsize=4096)
+def _read(text: str, variables: bool) -> Quantity | None:
     *left, right = _plain(_unboxed(text)).split("=")
     if len(left) > 1 and SUM_OF_NAMES.fullmatch(left[0].strip()):
         del left[0]  # "m + n = 256 + 37 = 293" computes what was asked for
@@ -333,7 +339,8 @@ def has_percent(text: str) -> bool:
     >>> [has_percent(text) for text in (r"50\\%", "5 per cent", "５％", "5")]
     [True, True, True, False]
     """
-    return _PERCENT.search(plain(text)) is not None
+    plainly = text if text.isascii() else plain(text)
+    return _PERCENT.search(plainly) is not None
 
 
 def boxes(text: str) -> list[tuple[int, int, str]]:
@@ -346,6 +353,8 @@ def boxes(text: str) -> list[tuple[int, int, str]]:
     >>> boxes(r"\boxed{1}, then \boxed{\frac{1}{2}} in a \boxed form")
     [(0, 9, '1'), (16, 35, '\\frac{1}{2}')]
     """
+    if "box" not in text and "oxed" not in text:
+        return []
     # For each open brace: the match that begins a box, or None.
     open_braces: list[re.Match[str] | None] = []
     found: list[tuple[int, int, str]] = []

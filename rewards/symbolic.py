@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rewards import expressions
-from rewards.answers import extract_answer, gold_answer
+from rewards.answers import answer_in_turn, extract_answer, gold_answer
 from rewards.batch import gold_column
 from rewards.health import Outcome, report
 from rewards.notation import MAX_CHARS, Unreadable
@@ -93,7 +93,7 @@ def accuracy_reward(
         completions, {"solution": solution, **kwargs}, first="solution"
     )
     turns = read_turns(completions, prefilled)
-    answers = [extract_answer(text, policy) for text in turns]
+    answers = [answer_in_turn(text, policy) for text in turns]
     outcomes = grade(answers, golds)
     report("accuracy_reward", outcomes, {"answer": answers}, **kwargs)
     return [outcome.score(1.0) for outcome in outcomes]

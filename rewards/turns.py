@@ -12,12 +12,12 @@ from typing import Any
 from rewards.batch import RewardError, completion_texts
 
 _END_OF_TURN = re.compile(
-    r"<\|(?:im_end|eot_id|eot|eom_id|end_of_text|endoftext|end|return|call)\|>"
-    r"|<end_of_turn>|<eos>|</s>|<｜end▁of▁sentence｜>"
+    r"<(?:\|(?:im_end|eot_id|eot|eom_id|end_of_text|endoftext|end|return|call"
     # a turn of somebody else begins
-    r"|<\|(?:im_start|start_header_id|start|user)\|>|<start_of_turn>"
-    r"|<｜User｜>|\[INST\]"
+    r"|im_start|start_header_id|start|user)\|>"
+    r"|(?:end|start)_of_turn>|eos>|/s>|｜(?:end▁of▁sentence|User)｜>)"
 )
+_INSTRUCTION = "[INST]"  # and here
 _OWN_HEADER = re.compile(
     r"\s*(?:<\|im_start\|>assistant|<start_of_turn>model|<\|start\|>assistant"
     r"|<\|start_header_id\|>assistant<\|end_header_id\|>|<｜Assistant｜>)\s*"
@@ -27,12 +27,20 @@ _FINAL_CHANNEL = re.compile(r"<\|channel\|>\s*final\s*(?:<\|[^|]*\|>)+")
 _BARE_CHANNELS = re.compile(r"analysis.*?assistantfinal", re.DOTALL)
 _ATTRIBUTES = r"(?:\s[^<>]*)?>"
 _REASONING_TAG = re.compile(
-    rf"<(?P<a>/?)(?:reasoning|think(?:ing)?|thoughts?|reflection|scratchpad)"
-    rf"{_ATTRIBUTES}"
-    r"|\[(?P<b>/?)THINK\]|◁(?P<c>/?)think▷"
-    r"|<\|(?P<d>begin|end)_of_thought\|>",
+    rf"<(/?)(?:reasoning|think(?:ing)?|thoughts?|reflection|scratchpad)"
+    rf"{_ATTRIBUTES}",
     re.IGNORECASE,
 )
+# Other spellings of these tags, and theirs.
+_OTHER_TAGS = {
+    "[THINK]": "<think>",
+    "[/THINK]": "</think>",
+    "◁think▷": "<think>",
+    "◁/think▷": "</think>",
+    "<|begin_of_thought|>": "<think>",
+    "<|end_of_thought|>": "</think>",
+}
+_OTHER_TAG = re.compile("|".join(map(re.escape, _OTHER_TAGS)))
 _NEXT_QUESTION = re.compile(
     r"\n[ \t]*(?:\*\*|#{1,4} ?)?(?:(?:next |new |another )?"
     r"(?:question|problem|exercise|task)|human|user|instruction|q)"
@@ -50,6 +58,12 @@ def first_turn(text: str) -> str:
     ...     "assistant<|channel|>final<|message|>18<|return|>")
     '18'
     """
+    # Most texts have none of it, and are told at once.
+    if not (
+        "<|" in text or "_turn>" in text or "｜" in text or "s>" in text
+        or _INSTRUCTION in text or "assistantfinal" in text
+    ):  # fmt: skip
+        return text
     if "<|channel|>" in text:
         final = list(_FINAL_CHANNEL.finditer(text))
         text = text[final[-1].end() :] if final else ""
@@ -57,7 +71,10 @@ def first_turn(text: str) -> str:
         text = _BARE_CHANNELS.sub("", text, count=1)
     if header := _OWN_HEADER.match(text):
         text = text[header.end() :]
-    return _END_OF_TURN.split(text, maxsplit=1)[0]
+    if _INSTRUCTION in text:
+        text = text.partition(_INSTRUCTION)[0]
+    end = _END_OF_TURN.search(text)
+    return text[: end.start()] if end else text
 
 
 def read_turns(completions: Sequence[Any], prefilled: str = "") -> list[str]:
@@ -95,11 +112,12 @@ def after_reasoning(text: str) -> str:
     >>> after_reasoning("<think>9+9</think> 18"), after_reasoning("[THINK]18")
     (' 18', '')
     """
+    if "THINK]" in text or "◁" in text or "_of_thought|>" in text:
+        text = _OTHER_TAG.sub(lambda tag: _OTHER_TAGS[tag[0]], text)
     tags = list(_REASONING_TAG.finditer(text))
     if not tags:
         return text
-    closes = {"/", "end"} & {mark.lower() for mark in tags[-1].groups("")}
-    return text[tags[-1].end() :] if closes else ""
+    return text[tags[-1].end() :] if tags[-1][1] else ""
 
 
 def before_next_question(

@@ -59,6 +59,14 @@ STARTS = {
 }
 """The mark of a test, by a fixture that it uses or by its file."""
 
+LONGEST = (
+    "test_lessons", "ray", "test_arena_client", "test_arena_population",
+    "test_grid_storage", "test_grid_halving", "test_grid_workers",
+    "test_speed_gradients", "test_runner", "test_grid", "test_grid_control",
+    "test_training", "test_sweep", "test_workers", "test_symbolic",
+)  # fmt: skip
+"""Groups of tests that take minutes, the longest first."""
+
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items):
@@ -67,6 +75,7 @@ def pytest_collection_modifyitems(items):
     The tests of a file run in one process, for its fixtures, and all that
     need a cluster in the same one.
     """
+    order: dict = {}
     for item in items:
         for name in STARTS.keys() & {*item.fixturenames, item.path.stem}:
             item.add_marker(STARTS[name])
@@ -75,6 +84,10 @@ def pytest_collection_modifyitems(items):
             item.add_marker("check")
         group = "ray" if "ray" in kinds else item.path.stem
         item.add_marker(pytest.mark.xdist_group(group))
+        longest = LONGEST.index(group) if group in LONGEST else len(LONGEST)
+        order[item] = longest
+    # Two processes end together if the longest groups come first.
+    items.sort(key=order.__getitem__)
 
 
 TINY = {
