@@ -26,9 +26,9 @@ import pyarrow.parquet
 from grpo_lab.errors import LabError, first_line, nearest
 from grpo_lab.pocket import problems
 from grpo_lab.prompts import REASONING_PROMPT, THINK_PROMPT, messages
-from rewards import gold_answer, gold_number
+from rewards import Outcome, gold_answer, gold_number
 from rewards.numbers import boxes
-from rewards.symbolic import unusable_golds
+from rewards.symbolic import grade, unusable_golds
 
 Row = dict[str, str]
 
@@ -257,21 +257,21 @@ def _files(folder: Path, split: str) -> list[Path]:
     for place in (folder, folder / "main"):
         for ending in (".jsonl", ".parquet", "-*-of-*.parquet", ".csv"):
             if found := sorted(place.glob(split + ending)):
-                _refuse_missing_part(found)
+                refuse_missing_part(found)
                 return found
     return []
 
 
-def _refuse_missing_part(files: list[Path]) -> None:
+def refuse_missing_part(files: list[Path]) -> None:
     """Refuse train-00000-of-00002.parquet without train-00001-of-00002."""
     parts = [re.fullmatch(r".*-of-([0-9]+)", file.stem) for file in files]
     for file, part in zip(files, parts, strict=True):
         if part and int(part[1]) != len(files):
             raise LabError(
                 f"{file} is one of {int(part[1])} parts by its name, and "
-                f"{len(files)} are there, so rows would be missing. Put all "
-                "parts into the folder, or rename the file to train.parquet "
-                "if it is all there is."
+                f"{len(files)} would be read, so rows would be missing. Put "
+                "all parts into the folder (for the arena, into one file), or "
+                "give the file another name if it is all there is."
             )
 
 
@@ -322,11 +322,10 @@ def normalised(question: str) -> str:
 
 
 def same_answer(one: str, other: str) -> bool:
-    """Whether two reference answers say the same, as text or as a number."""
-    texts = gold_answer(one), gold_answer(other)
-    numbers = gold_number(one), gold_number(other)
-    return texts[0] == texts[1] or (
-        numbers[0] is not None and numbers[0] == numbers[1]
+    """Whether two reference answers say the same, in whatever spelling."""
+    text = gold_answer(one)
+    return text == gold_answer(other) or (
+        grade([text], [other]) == [Outcome.RIGHT]
     )
 
 

@@ -275,7 +275,7 @@ def is_unit(text: str) -> bool:
         return False
     first = words[0].rstrip("^-123456789.")
     if len(first) == 1 and first.isascii() or first == "Ω":
-        apart = first in _LETTERS_APART and not glued
+        apart = first == "Ω" or (first in _LETTERS_APART and not glued)
         if first not in _LETTERS and not apart:
             return first == "a" and not glued and len(words) > 1  # "18 a day"
     short = glued and first.isascii() and 1 < len(first) < 4

@@ -168,6 +168,12 @@ def test_a_missing_part_of_a_data_set_is_refused(tmp_path):
                 table, tmp_path / f"train-0000{part}-of-00003.parquet"
             )
             loaded(tmp_path)
+        with pytest.raises(LabError, match="one of 3 parts"):
+            datasets.read(
+                "reasoning",
+                None,
+                file=tmp_path / "train-00000-of-00003.parquet",
+            )
 
 
 def test_a_question_with_two_answers_is_refused(tmp_path):

@@ -69,6 +69,7 @@ def read(
     mapping = _mapping(category, column_mapping)
     if file and not (hf_dataset_name or hf_config or hf_split):
         path = Path(file).expanduser()
+        data.refuse_missing_part([path])
         all_rows, source = data.read_file(path, mapping), path.name
     elif hf_dataset_name and not file:
         split = hf_split or "train"
