@@ -60,34 +60,29 @@ STARTS = {
 """The mark of a test, by a fixture that it uses or by its file."""
 
 LONGEST = (
-    "test_lessons", "ray", "test_arena_client", "test_arena_population",
+    "test_lessons", "test_grid_faults", "test_arena_client",
+    "test_arena_population", "test_arena_ray", "test_grid_ray",
     "test_grid_storage", "test_grid_halving", "test_grid_workers",
-    "test_speed_gradients", "test_runner", "test_grid", "test_grid_control",
-    "test_training", "test_sweep", "test_workers", "test_symbolic",
+    "test_grid_control", "test_speed_gradients", "test_runner", "test_grid",
+    "test_models", "test_training", "test_sweep", "test_workers",
 )  # fmt: skip
-"""Groups of tests that take minutes, the longest first."""
+"""Files of tests that take minutes, the longest first."""
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items):
     """Mark tests by what they start; those that start nothing are quick.
 
-    The tests of a file run in one process, for its fixtures, and all that
-    need a cluster in the same one.
+    Where two processes share the tests, each file stays in one of them, for
+    its fixtures, and they end together if the longest files come first.
     """
-    order: dict = {}
     for item in items:
         for name in STARTS.keys() & {*item.fixturenames, item.path.stem}:
             item.add_marker(STARTS[name])
         kinds = {mark.name for mark in item.iter_markers()}
         if not kinds & {"torch", "process", "ray", "server", "lesson"}:
             item.add_marker("check")
-        group = "ray" if "ray" in kinds else item.path.stem
-        item.add_marker(pytest.mark.xdist_group(group))
-        longest = LONGEST.index(group) if group in LONGEST else len(LONGEST)
-        order[item] = longest
-    # Two processes end together if the longest groups come first.
-    items.sort(key=order.__getitem__)
+    order = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.path.stem, len(order)))
 
 
 TINY = {

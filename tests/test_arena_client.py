@@ -687,22 +687,30 @@ def test_a_failure_is_told_with_its_reason(tmp_path, tiny_qwen):
     wait_until(lambda: not is_alive(now["pid"]))
 
 
-@pytest.mark.lesson
-def test_the_tutorials_files_run_with_a_pocket_model(tmp_path):
-    """Its manifest, value for value but for the model and the budget."""
-    arena = furnished(tmp_path, 400)
+def tutorial(folder: Path):
+    """Its manifest, value for value but for the model and the budget.
+
+    Returns:
+        The arena, the manifest's text, and what the submission has found.
+    """
+    arena = furnished(folder, 400)
     text = manifest.PUBLISHED.replace("100_000", "576")
     text = text.replace("Qwen/Qwen2.5-0.5B-Instruct", "pocket-qwen")
-    file = tmp_path / "gsm8k_grpo.yaml"
+    file = folder / "gsm8k_grpo.yaml"
     file.write_text(text)
     found = arena.submit_experiment(
         manifest=file,
-        reward_file=written(tmp_path, TUTORIALS_REWARD),
+        reward_file=written(folder, TUTORIALS_REWARD),
         resource_id="arena-medium",
         num_nodes=2,
         project="GSM8K Tutorial",
         experiment_name="gsm8k-grpo-v1",
     )
+    return arena, text, found
+
+
+def test_the_tutorials_files_are_accepted(no_job, tmp_path):
+    _, _, found = tutorial(tmp_path)
     warned = {one.path for one in found.findings if one.level == "warning"}
     assert {
         "algorithm.max_output_tokens",
@@ -714,6 +722,11 @@ def test_the_tutorials_files_run_with_a_pocket_model(tmp_path):
     noted = {one.path for one in found.findings if one.level == "note"}
     assert "algorithm.calc_position_embeddings" in " ".join(noted)
     assert "<think>" in found.system_prompt
+
+
+@pytest.mark.slow
+def test_the_tutorials_files_train_a_pocket_model(tmp_path):
+    arena, text, _ = tutorial(tmp_path)
     now = arena.wait_for_experiment("gsm8k-grpo-v1")
     assert now["status"] == "done", now["reason"]
     lineage = arena.experiment_lineage("gsm8k-grpo-v1")
