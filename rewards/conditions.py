@@ -229,7 +229,8 @@ def set_of(value: Any) -> Any:
         found = parsed(value.text) if domain is None else domain
         if isinstance(found, sympy.Set):
             return found
-        return sympy.FiniteSet(found) if found.is_number else None
+        is_value = isinstance(found, sympy.Expr) and found.is_number
+        return sympy.FiniteSet(found) if is_value else None
     return None
 
 

@@ -142,7 +142,15 @@ class Either:
     parts: tuple
 
 
-_COMPARES = re.compile(r"\\(?:le|ge|ne|in|approx|equiv)(?![A-Za-z])|[=<>]")
+_COMPARES = re.compile(
+    r"\\(?:le|ge|ne|in|notin|approx|equiv)(?![A-Za-z])|[=<>]"
+)
+_MEMBERSHIP = [r"\in"], [r"\notin"]
+_EXCEPT = re.compile(
+    r"(?:\\text\s*\{\s*)?(?:all |any )?real numbers?,? "
+    r"(?:except|other than|but)(?: for)?\s*\}?\s*(.+)",
+    re.IGNORECASE,
+)
 _UNION = re.compile(r"\\cup(?![A-Za-z])")
 _VARIABLE = (
     r"[A-Za-z](?:_\{?\w+\}?|\^\{-1\})?'*"
@@ -231,11 +239,15 @@ def _value(text: str) -> Any:
         return Words((squeezed(text),))
     if re.search(r"\\pm(?![A-Za-z])", text) and r"\mp" in text:
         return Several(tuple(map(_value, _both_signs(text))))
+    pieces = split(text, _COMPARES.finditer, keep=True)
     for joined_by, separator in _SEPARATORS.items():
+        if joined_by == "union" and pieces[1::2] in _MEMBERSHIP:
+            break  # "x \in (1,2) \cup (3,4)"
         parts = split(text, separator)
         if len(parts) > 1:
             return _several(parts, joined_by)
-    pieces = split(text, _COMPARES.finditer, keep=True)
+    if exception := _EXCEPT.fullmatch(text):
+        return Condition("", _value(exception[1]), excluded=True)
     if len(pieces) > 1:
         return _relation(pieces)
     return _bracketed(text) or _single(text)
@@ -344,9 +356,13 @@ def _several(parts: list[str], joined_by: str = "comma") -> Any:
 
 def _conditions(values: list[Any], joined_by: str) -> Any:
     first, *others = values
-    if joined_by == "or":
+    if joined_by in ("or", "union"):
         return Either(tuple(values))
-    plain = all(isinstance(v, Number | Expression) for v in others)
+    plain = all(
+        isinstance(v, Number)
+        or (isinstance(v, Expression) and not _has_variable(v.text))
+        for v in others
+    )
     if isinstance(first, Condition) and first.excluded and plain:
         # "x \ne 2, -2"
         return replace(first, values=Several((first.values, *others)))
@@ -457,13 +473,13 @@ def _relation(pieces: list[str]) -> Any:
     sides = [outer_braces_off(side.strip()) for side in pieces[::2]]
     if not all(sides):
         raise Unreadable("a side of a relation is empty")
+    is_name = _IS_VARIABLE.fullmatch(sides[0]) is not None
     if signs == [r"\in"]:
         values = _value(sides[1])
-        is_name = _IS_VARIABLE.fullmatch(sides[0])
         return Condition(squeezed(sides[0]), values) if is_name else values
     if set(signs) <= {"=", r"\approx", r"\equiv"}:
         return _equation(sides)
-    if signs == [r"\ne"] and _IS_VARIABLE.fullmatch(sides[0]):
+    if signs in ([r"\ne"], [r"\notin"]) and is_name:
         return Condition(squeezed(sides[0]), _value(sides[1]), excluded=True)
     return _inequality(sides, signs)
 

@@ -52,7 +52,7 @@ def test_a_gold_is_right_against_itself_in_every_setting(gold):
         f" {gold}.",
         f"{{{gold}}}",
     ):
-        if gold == "1,000" and answer == "{1,000}":
+        if answer in ("{1,000}", r"{\$1,250}"):
             continue  # a set of two
         assert judge(gold, answer) == "right"
 
