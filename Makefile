@@ -60,7 +60,7 @@ lesson: $(INSTALLED)
 # One process for each of two cores; tests of one file share a process, and so
 # their fixtures. tools/stats.py notes how long a tier takes, for `make stats`.
 PYTEST := $(BIN)/python -m pytest
-PARALLEL := -n 2 --dist loadfile
+PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 
 check: $(INSTALLED)
 	@$(BIN)/python tools/stats.py check $(MAKE) lint quick
