@@ -825,8 +825,8 @@ for name, rewards in (
     print(f"{name}: {len(found.rows)} checks, failed: {faults[name]}")
 
 # %% [markdown]
-# *Pays for right* fails: a wrong answer gets as much as a right one, and rewards
-# whose sum does that can't teach what is right.
+# *Rewards right answers* fails: a wrong answer gets as much as a right one, and
+# rewards whose sum does that can't teach what is right.
 #
 # ## Exercises
 #
