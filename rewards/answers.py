@@ -42,6 +42,7 @@ from rewards.numbers import (
     has_percent,
     parse_number,
     parse_quantity,
+    possible_values,
     readings,
 )
 from rewards.turns import after_reasoning, before_next_question, first_turn
@@ -285,6 +286,8 @@ def compare_numbers(answer: str | None, gold: Any) -> Outcome:
     for one in found:
         if expected.equals(one):
             return Outcome.RIGHT
+    if expected.value in ([] if found else possible_values(answer)):
+        return Outcome.UNDECIDED
     if not found:
         return Outcome.UNREADABLE
     if _percent(answer, text, found[0].value, expected.value):

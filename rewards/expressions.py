@@ -29,7 +29,12 @@ from rewards.notation import (
     option,
     read,
 )
-from rewards.numbers import has_percent, parse_quantity, readings
+from rewards.numbers import (
+    has_percent,
+    parse_quantity,
+    possible_values,
+    readings,
+)
 from rewards.units import convert
 from rewards.values import (
     difference_of,
@@ -47,10 +52,11 @@ from rewards.values import (
 def judge(gold: str, answer: str) -> str:
     r"""Say whether `answer` means what `gold` means; both are texts.
 
-    Returns "right", "wrong", "unreadable" (the answer can't be read) or
-    "no_gold" (the gold can't). Texts that are spelt alike are "right" whatever
-    they say. If `answer` is right for `gold`, `gold` is for `answer`, with one
-    exception: "70k" answers 70000, but as a gold it may be a product.
+    Returns "right", "wrong", "unreadable" (the answer can't be read),
+    "undecided" (it may be right) or "no_gold" (the gold can't be read). Texts
+    that are spelt alike are "right" whatever they say. If `answer` is right
+    for `gold`, `gold` is for `answer`, with one exception: "70k" answers
+    70000, but as a gold it may be a product.
 
     >>> judge(r"\frac{1}{2}", "0.5"), judge("1,-2", "-2, 1")
     ('right', 'right')
@@ -66,16 +72,17 @@ def judge(gold: str, answer: str) -> str:
     ]
     if "right" in verdicts:
         return "right"
-    return "no_gold" if _may_be_thousands(gold, answer) else verdicts[0]
+    if _may_be(gold, answer):
+        return "no_gold"
+    return "undecided" if _may_be(answer, gold) else verdicts[0]
 
 
-def _may_be_thousands(gold: str, answer: str) -> bool:
-    """Tell whether 3000 is right if the k of a gold "3k" is no variable."""
-    thousands = parse_quantity(gold)
-    if thousands is None or parse_quantity(gold, variables=True):
+def _may_be(text: str, number: str) -> bool:
+    """Tell whether "3k" is 3000, if its letter is no variable and no unit."""
+    if parse_quantity(text, variables=True) is not None:
         return False
-    given = parse_quantity(answer)
-    return given is not None and given.equals(thousands)
+    found = parse_quantity(number)
+    return found is not None and found.value in possible_values(text)
 
 
 def _verdict(gold: str, answer: str) -> str:

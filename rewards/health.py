@@ -34,6 +34,8 @@ class Outcome(StrEnum):
     """The completion gives no answer where the policy looks for one."""
     UNREADABLE = "unreadable"
     """It gives one that can't be parsed."""
+    UNDECIDED = "undecided"
+    """It may be right: "500K" is 500,000, or 500 of a unit."""
     TIMEOUT = "timeout"
     """The work was killed at its deadline; a comparison, also for its memory
     or by a crash."""
@@ -46,17 +48,19 @@ class Outcome(StrEnum):
     """A reward file gave a number, which may mean anything."""
 
     def score(self, right: float) -> float | None:
-        """Return `right` for the right answer, None without a gold, else 0.0.
+        """Return `right` for the right answer, 0.0 for others.
 
+        None where nobody knows: without a gold, and for what is undecided.
         TRL leaves None out of the sum of the rewards.
         """
-        if self is Outcome.NO_GOLD:
+        if self in (Outcome.NO_GOLD, Outcome.UNDECIDED):
             return None
         return right if self is Outcome.RIGHT else 0.0
 
 
 FAILURES = (
     Outcome.UNREADABLE,
+    Outcome.UNDECIDED,
     Outcome.TIMEOUT,
     Outcome.NO_GOLD,
     Outcome.ERROR,
@@ -93,6 +97,7 @@ def report(
     accuracy/failed 0.5
     accuracy/no_answer 0.0
     accuracy/unreadable 0.0
+    accuracy/undecided 0.0
     accuracy/timeout 0.5
     accuracy/no_gold 0.0
     accuracy/error 0.0

@@ -287,6 +287,24 @@ def _read(text: str, variables: bool) -> Quantity | None:
     return quantity
 
 
+def possible_values(text: str) -> list[Fraction]:
+    """Return what a letter behind the digits may make of them.
+
+    For texts that `parse_quantity` leaves undecided, else [].
+
+    >>> possible_values("500K"), possible_values("3k"), possible_values("5")
+    ([Fraction(500000, 1), Fraction(500, 1)], [Fraction(3000, 1)], [])
+    """
+    if len(text) > MAX_ANSWER_CHARS:
+        return []
+    found = _SHORTHAND.fullmatch(_plain(_unboxed(text.strip())))
+    number = parse_quantity(found[1]) if found and not found[4] else None
+    if found is None or number is None:
+        return []
+    scaled = number.value * _LETTER_SCALES[found[3].lower()]
+    return [scaled, number.value] if found[3] in "KMT" else [scaled]
+
+
 def spelled_out(words: str) -> int | None:
     """Return the whole number that words say, below a million, or None.
 

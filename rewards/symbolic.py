@@ -114,8 +114,8 @@ def is_equivalent(
     Source: math_verify by Hugging Face, with a comparison by values.
     """
     answer = extract_answer(completion, policy)
-    score = grade([answer], [gold])[0].score(1.0)
-    return None if score is None else bool(score)
+    outcome = grade([answer], [gold])[0]
+    return None if outcome is Outcome.NO_GOLD else outcome is Outcome.RIGHT
 
 
 def grade(

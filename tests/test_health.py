@@ -18,11 +18,12 @@ def score(reward, *texts, **kwargs):
     return reward(list(texts), answer=["#### 5"] * len(texts), **kwargs)
 
 
-def test_only_the_right_answer_is_paid_and_no_gold_is_left_out():
-    pays = {outcome: outcome.score(2.0) for outcome in Outcome}
-    assert pays.pop(Outcome.RIGHT) == 2.0
-    assert pays.pop(Outcome.NO_GOLD) is None
-    assert set(pays.values()) == {0.0}
+def test_only_the_right_answer_is_rewarded_and_the_unknown_is_left_out():
+    scores = {outcome: outcome.score(2.0) for outcome in Outcome}
+    assert scores.pop(Outcome.RIGHT) == 2.0
+    assert scores.pop(Outcome.NO_GOLD) is None
+    assert scores.pop(Outcome.UNDECIDED) is None
+    assert set(scores.values()) == {0.0}
 
 
 def test_every_share_is_logged_each_time_under_the_same_names():

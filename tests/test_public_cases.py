@@ -37,6 +37,25 @@ def test_a_score(case):
     assert found == [case["score"]], case["why"]
 
 
+@pytest.mark.parametrize(
+    ("answer", "gold"),
+    [("500K", "500000"), ("500K", "500"), ("5M", "5000000"), ("5M", "5"),
+     ("3000", "3k"), ("500000", "500K"), ("2B", "2000000000")],
+)  # fmt: skip
+def test_a_letter_that_decides_nothing_is_counted_and_gives_none(answer, gold):
+    shares = {}
+    for reward in (rewards.correctness_reward, rewards.accuracy_reward):
+        found = reward(
+            [f"<answer>{answer}</answer>"],
+            answer=[gold],
+            log_metric=shares.__setitem__,
+        )
+        assert found == [None]
+        assert shares[f"{reward.__name__}/failed"] == 1
+    assert rewards.accuracy_reward(["<answer>7K</answer>"], ["500"]) == [0]
+    assert not is_correct(f"<answer>{answer}</answer>", gold)
+
+
 CHANNELS = (
     "<|channel|>analysis<|message|>Maybe \\boxed{17}?<|end|><|start|>assistant"
     "<|channel|>final<|message|>The answer is \\boxed{18}.<|return|>"

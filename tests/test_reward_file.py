@@ -191,6 +191,7 @@ def test_failures_are_logged_as_shares_and_reasons(hostile):
         "mine/failed": 0.75,
         "mine/no_answer": 0.0,
         "mine/unreadable": 0.0,
+        "mine/undecided": 0.0,
         "mine/timeout": 0.25,
         "mine/no_gold": 0.0,
         "mine/error": 0.5,

@@ -255,7 +255,7 @@ def test_one_reward_under_two_names_is_logged_apart(reward):
         )
         for what, text in zip(["outcome", "answer"], texts, strict=True)
     }  # fmt: skip
-    assert len(metrics) == len(set(metrics)) == 6 * len(names)
+    assert len(metrics) == len(set(metrics)) == 7 * len(names)
 
 
 def test_weights_multiply_what_each_part_pays():

@@ -138,6 +138,7 @@ def test_what_hangs_pays_nothing_is_counted_and_stops_nobody(quick):
         "accuracy_reward/failed": 4 / 8,
         "accuracy_reward/no_answer": 1 / 8,
         "accuracy_reward/unreadable": 2 / 8,
+        "accuracy_reward/undecided": 0,
         "accuracy_reward/timeout": 2 / 8,
         "accuracy_reward/no_gold": 0,
         "accuracy_reward/error": 0,
