@@ -106,14 +106,14 @@ def _cases(value: Any) -> list[Case] | None:
             return None
         if value.excluded:
             found_set = _reals() - found_set
-        return [({value.variable.lower(): found_set}, [])]
+        return [({value.variable: found_set}, [])]
     if isinstance(value, Inequality):
         return _solved(value)
     if isinstance(value, Equation):
         own = set_of(value.right) if value.assigns else None
         if own is None or getattr(own, "free_symbols", None):
             return [({}, [value])]
-        return [({squeezed(str(value.left)).lower(): own}, [])]
+        return [({squeezed(str(value.left)): own}, [])]
     if isinstance(value, Several):
         parts = [_cases(part) for part in value.values]
         if any(isinstance(part, Equation) for part in value.values):
@@ -193,7 +193,7 @@ def _solved(value: Inequality) -> list[Case]:
     symbols = relation.free_symbols
     if len(symbols) != 1:
         return [({}, [value])]
-    return [({str(*symbols).lower(): relation.as_set()}, [])]
+    return [({str(*symbols): relation.as_set()}, [])]
 
 
 def set_of(value: Any) -> Any:

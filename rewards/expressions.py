@@ -129,7 +129,8 @@ def _with_the_letter_of(gold: str, answer: str) -> str:
 
 def _domains_differ(*texts: str) -> bool:
     """Tell whether both say of which numbers they speak, and not the same."""
-    domains = {without_domain(clean(text))[1] for text in texts} - {""}
+    found = (without_domain(clean(text))[1] for text in texts)
+    domains = {re.sub(r"[{}\s]", "", domain) for domain in found} - {""}
     return len(domains) > 1
 
 
@@ -150,7 +151,18 @@ def alike(gold: str, answer: str) -> bool:
     """
     if max(len(gold), len(answer)) > MAX_CHARS:
         return False
-    return squeezed(clean(gold)) == squeezed(clean(answer)) != ""
+    gold, answer = clean(gold), clean(answer)
+    if squeezed(gold) == squeezed(answer) != "":
+        return True
+    return _TEXT in gold + answer and _flat(gold) == _flat(answer) != ""
+
+
+_TEXT = r"\text"
+
+
+def _flat(text: str) -> str:
+    """Return a clean text with its words outside of \\text{}."""
+    return " ".join(re.sub(r"\\text\s*\{([^{}]*)\}", r" \1 ", text).split())
 
 
 def is_clearly_right(gold: str, answer: str) -> bool | None:
@@ -218,7 +230,7 @@ def same(gold: Any, answer: Any) -> bool:
         return True
     if isinstance(gold, KINDS) or isinstance(answer, KINDS):
         return same_conditions(gold, answer, _same_part)
-    gold, answer = _unassigned(gold, answer)
+    gold, answer = _unassigned(_alone(gold), _alone(answer))
     if named(gold) != named(answer):
         return _same_in_order(gold, answer)
     if isinstance(gold, Several) and isinstance(answer, Several):
@@ -244,6 +256,14 @@ def same(gold: Any, answer: Any) -> bool:
     if isinstance(gold, Equation):
         return _same_equation(gold, answer)
     return _same_expression(gold, answer)
+
+
+def _alone(value: Any) -> Any:
+    """Take the value out of a set of one, also of one that repeats it."""
+    if not isinstance(value, Several) or not value.is_set:
+        return value
+    values = _values_of(value)
+    return values[0] if len(values) == 1 else value
 
 
 def _unassigned(gold: Any, answer: Any) -> tuple[Any, Any]:
@@ -440,7 +460,7 @@ def _same_equation(gold: Any, answer: Any) -> bool:
 def _same_name(one: Any, other: Any) -> bool:
     """Tell whether two names are one: y = 2x and f(x) = 2x name a function."""
     names = {one, other}
-    return len(names) == 1 or (
+    return one.lower() == other.lower() or (
         "y" in names and any(name.endswith("(x)") for name in names)
     )
 

@@ -13,6 +13,7 @@ computed in a lifetime (9^9^9).
 """
 
 import functools
+import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -188,6 +189,7 @@ _NAMES = re.compile(rf"\(\s*{_INDEXED}(?:\s*,\s*{_INDEXED})+\s*\)")
 _TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
 _LAYOUT = re.compile(r"\\(?:text|begin|end)\s*\{[^{}]*\}")
 _COLON = re.compile(r"\s*([0-9]+)\s*:\s*([0-9]+)\s*")
+_COLONS = re.compile(r"\s*[0-9]+(?:\s*:\s*[0-9]+){2,}\s*")
 _ONLY_LITERAL = re.compile(r"[0-9]\s*_|\\dots|:")
 _BROKEN = re.compile(r"[0-9.]\s+[0-9]|[0-9]*\.[0-9]+\.|[0-9]\.[A-Za-z]")
 _WORD_TEXT = re.compile(r"[A-Za-z][A-Za-z '’-]*")
@@ -574,8 +576,13 @@ def _is_unit_after(value: str, unit: re.Match[str]) -> bool:
     )
 
 
-def _ratio(text: str) -> Number | None:
+def _ratio(text: str) -> Number | Words | None:
     """The value of a ratio 3:2. A time, 12:30, has two digits at its end."""
+    if _COLONS.fullmatch(text):
+        parts = [int(part) for part in text.split(":")]
+        common = math.gcd(*parts) or 1
+        is_time = all(len(part.strip()) == 2 for part in text.split(":")[1:])
+        return Words(tuple(parts if is_time else [n // common for n in parts]))
     colon = _COLON.fullmatch(text)
     if colon is None or len(colon[2]) == 2 or not int(colon[2]):
         return None

@@ -458,6 +458,8 @@ def _quantity(text: str, variables: bool) -> Quantity | None:
         text = brackets[1].strip(" $\\")
         if "," in text:
             return None  # a set, a point or an interval
+    if total := _sum_of_units(text):  # "1 hour 30 minutes"
+        return total
     if words := _IN_WORDS.fullmatch(text):  # "eighteen (18)"
         inside = _quantity(words[2], variables)
         same = inside is not None and inside.value == spelled_out(words[1])
@@ -479,6 +481,29 @@ def _quantity(text: str, variables: bool) -> Quantity | None:
         return None
     unit = read_unit(f"{currency} {number['unit']}")
     return Quantity(value * scale, unit)
+
+
+_TWO_UNITS = re.compile(r"([0-9.]+ ?[a-z]+\.?)(?:,? and|,)? (?=[0-9])")
+
+
+def _sum_of_units(text: str) -> Quantity | None:
+    """Return what "1 hour 30 minutes" or "5 ft 6 in" is in the first unit."""
+    parts = [
+        part.strip() for part in _TWO_UNITS.sub(r"\1\n", text).split("\n")
+    ]
+    if len(parts) < 2:
+        return None
+    found = [_quantity(part, False) for part in parts]
+    units = [one.unit for one in found if one and one.unit]
+    if len(units) < len(parts) or not units[0].dimensions:
+        return None
+    if any(
+        one.dimensions != other.dimensions or one.factor <= other.factor
+        for one, other in zip(units, units[1:], strict=False)
+    ):
+        return None
+    total = sum(one.value * one.unit.factor for one in found)  # type: ignore
+    return Quantity(total / units[0].factor, units[0])
 
 
 def _shorthand(text: str, money: bool, variables: bool) -> tuple[int, str]:

@@ -4,6 +4,7 @@ r"""One spelling for the characters and the typesetting of mathematics.
 ASCII and LaTeX, without the commands that only place or size what they hold.
 """
 
+import html
 import re
 import unicodedata
 
@@ -36,6 +37,8 @@ _TABLE = str.maketrans({
 _INVISIBLE = re.compile(
     "[\u00ad\u061c\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]"
 )
+_ENTITY = re.compile(r"&(?:lt|gt|le|ge|ne|nbsp|quot|#39|amp);")
+_PLUS_MINUS = re.compile(r"\+/-(?=\s*[0-9A-Za-z\\(])")
 _TYPESET = re.compile(r"[^\x00-\x7f]|[\\~{]")
 _POWER = re.compile("[⁺⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹]+")
 _ORDINALS = {"ˢᵗ": "st", "ⁿᵈ": "nd", "ʳᵈ": "rd", "ᵗʰ": "th"}
@@ -74,6 +77,9 @@ def plain(text: str) -> str:
     >>> plain("½ × 10⁻³"), plain(r"\left(1{,}000\right)")
     ('\\frac{1}{2} \\times  10^{-3}', '(1000)')
     """
+    if "&" in text:
+        text = _ENTITY.sub(lambda entity: html.unescape(entity[0]), text)
+    text = _PLUS_MINUS.sub(r"\\pm ", text)
     if not text.isascii():
         text = _INVISIBLE.sub("", text.translate(_TABLE))
         text = "".join(

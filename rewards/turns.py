@@ -24,10 +24,12 @@ _OWN_HEADER = re.compile(
 )
 # gpt-oss: with its special tokens, and with what is left without them
 _FINAL_CHANNEL = re.compile(r"<\|channel\|>\s*final\s*(?:<\|[^|]*\|>)+")
-_BARE_CHANNELS = re.compile(r"analysis.*?assistantfinal", re.DOTALL)
+_BARE_CHANNELS = re.compile(r"analysis.*?(?:assistantfinal|\Z)", re.DOTALL)
+_BARE_ANALYSIS = re.compile(r"analysis(?=[A-Z0-9]|<\|message\|>)")
 _ATTRIBUTES = r"(?:\s[^<>]*)?>"
 _REASONING_TAG = re.compile(
-    rf"<(/?)(?:reasoning|think(?:ing)?|thoughts?|reflection|scratchpad)"
+    rf"<(/?)(?:reasoning|think(?:ing)?|thoughts?|reflection|scratchpad"
+    rf"|reason|rationale|analysis)"
     rf"{_ATTRIBUTES}",
     re.IGNORECASE,
 )
@@ -61,13 +63,15 @@ def first_turn(text: str) -> str:
     # Most texts have none of it, and are told at once.
     if not (
         "<|" in text or "_turn>" in text or "｜" in text or "s>" in text
-        or _INSTRUCTION in text or "assistantfinal" in text
+        or _INSTRUCTION in text or text.startswith("analysis")
     ):  # fmt: skip
         return text
     if "<|channel|>" in text:
         final = list(_FINAL_CHANNEL.finditer(text))
         text = text[final[-1].end() :] if final else ""
-    elif text.startswith("analysis"):
+    elif text.startswith("analysis") and (
+        "assistantfinal" in text or _BARE_ANALYSIS.match(text)
+    ):
         text = _BARE_CHANNELS.sub("", text, count=1)
     if header := _OWN_HEADER.match(text):
         text = text[header.end() :]

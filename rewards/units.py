@@ -4,7 +4,8 @@ A unit that one text states and the other leaves out is left out of account.
 Where both state one, they have to agree: "2 hours" is "120 minutes" and not
 "2 minutes". Units are known by their dimensions (the SI, and what word
 problems use beside it); any other word is a thing that is counted, and two
-phrases agree when they have a word in common, as "red marbles" and "marbles".
+phrases agree when one says nothing that the other doesn't, as "red marbles"
+and "marbles". Opposites never agree: "10% more" is not "10% less".
 """
 
 import functools
@@ -25,12 +26,14 @@ class Unit:
         dimensions: base units with their exponents, sorted; () for a count.
         factor, offset: to the base units.
         things: the words that are no known unit, in the singular.
+        sense: the words of `_OPPOSITES` beside it.
     """
 
     dimensions: Dimensions = ()
     factor: Fraction = Fraction(1)
     offset: Fraction = Fraction(0)
     things: frozenset[str] = frozenset()
+    sense: frozenset[str] = frozenset()
 
     @property
     def is_known(self) -> bool:
@@ -79,6 +82,8 @@ _ROWS: tuple[tuple[str, Fraction | int, str], ...] = (
     ("yuan", 1, "yuan rmb cny 元"),
     ("rupee", 1, "₹ rupee inr rs"),
     ("", 12, "dozen"),
+    # of whatever is measured: "12 square units"
+    ("unit", 1, "unit"),
     ("current", 1, "A amp ampere"),
     ("amount", 1, "mol mole"),
     ("time^-1", 1, "Hz hertz"),
@@ -147,9 +152,23 @@ _NAMES_WITH_PREFIX = frozenset(
         "ohm",
     ]
 )
+_OPPOSITES = {
+    **dict.fromkeys(("more", "greater", "higher"), ("less", "fewer", "lower")),
+    **dict.fromkeys(("less", "fewer", "lower"), ("more", "greater", "higher")),
+    **{
+        one: (other,)
+        for pair in (
+            "left right", "above below", "up down", "north south",
+            "east west", "before after", "early late", "ahead behind",
+            "increase decrease", "profit loss", "gain loss",
+        )
+        for one, other in (pair.split(), pair.split()[::-1])
+    },
+    "loss": ("profit", "gain"),
+}  # fmt: skip
 _IRREGULAR = {
     "people": "person", "men": "man", "women": "woman", "feet": "foot",
-    "children": "child", "inches": "inch", "pennies": "penny",
+    "children": "child", "kids": "child", "inches": "inch", "pennies": "penny",
 }  # fmt: skip
 
 # of any script, but Greek, which names variables ("5θ" is a product), those
@@ -247,7 +266,6 @@ _EMPTY = frozenset(
         "together",
         "overall",
         "in",
-        "unit",
         "the",
         "each",
         "st",
@@ -256,6 +274,21 @@ _EMPTY = frozenset(
         "th",
     ]
 )
+
+
+_RAISED = re.compile(r"\b([A-Za-z]{3,}) (squared|cubed)\b")
+
+
+def _with_powers(text: str) -> str:
+    """Write "second squared" as "second^2"; "5 squared" has no such word."""
+    return _RAISED.sub(
+        lambda found: (
+            f"{found[1]}^{2 if found[2] == 'squared' else 3}"
+            if _known(found[1])
+            else found[0]
+        ),
+        text,
+    )
 
 
 def is_unit(text: str) -> bool:
@@ -267,7 +300,7 @@ def is_unit(text: str) -> bool:
     [True, False, True, True]
     """
     glued = text[:1].isalpha() or text[:1] == "Ω"
-    text = _MARK.sub("", text, count=1)
+    text = _with_powers(_MARK.sub("", text, count=1))
     if not text:
         return True
     words = re.split(r"[ /*]+", text)
@@ -313,6 +346,7 @@ def read_unit(text: str) -> Unit | None:
     >>> read_unit(" km/h") == read_unit(" kilometers per hour")
     True
     """
+    text = _with_powers(text)
     text = re.sub(r"\bdegrees? (?=[CF]\b|celsius|fahrenheit)", "", text)
     text = re.sub(r"° ?(?=[CF]\b)", "°", text)
     text = re.sub(r"[()%]|\bper ?cent\b|\bpct\b", " ", text)
@@ -321,7 +355,9 @@ def read_unit(text: str) -> Unit | None:
     if words[:1] == ["in"] and len(words) > 1:  # "72 in total"
         return None
     powers: dict[str, int] = {}
-    factor, offset, things = Fraction(1), Fraction(0), set()
+    factor, offset = Fraction(1), Fraction(0)
+    things: set[str] = set()
+    sense = frozenset(_OPPOSITES).intersection(map(str.lower, words))
     sign, power = 1, 1
     for word in words:
         bare, exponent = _exponent(word)
@@ -330,8 +366,8 @@ def read_unit(text: str) -> Unit | None:
             sign = -1
         elif lower in ("square", "sq", "cubic", "cu"):
             power = 3 if lower.startswith("cu") else 2
-        elif lower in _CUTS:
-            break
+        elif lower in _CUTS or (lower == "in" and things):
+            break  # "marbles in the bag"; "5 in" are inches
         elif known := _known(bare):
             exponent *= sign * power
             power = 1
@@ -339,12 +375,14 @@ def read_unit(text: str) -> Unit | None:
                 powers[base] = powers.get(base, 0) + own * exponent
             factor *= known.factor**exponent
             offset = known.offset
-        elif lower not in _EMPTY and _singular(lower) not in _EMPTY:
+        elif not {lower, _singular(lower)} & (_EMPTY | sense):
             things.add(_singular(lower))
     dimensions = tuple(sorted((b, n) for b, n in powers.items() if n))
-    if not (dimensions or things or factor != 1):
+    if len(dimensions) > 1:  # "5 units per day" are 5 per day
+        dimensions = tuple(pair for pair in dimensions if pair[0] != "unit")
+    if not (dimensions or things or factor != 1 or sense):
         return None
-    return Unit(dimensions, factor, offset, frozenset(things))
+    return Unit(dimensions, factor, offset, frozenset(things), sense)
 
 
 def convert(value: Fraction, unit: Unit, to: Unit) -> Fraction | None:
@@ -358,17 +396,34 @@ def convert(value: Fraction, unit: Unit, to: Unit) -> Fraction | None:
     """
     if not _agree(unit, to):
         return None
-    if _rate_left_out(unit, to):
+    if _rate_left_out(unit, to) or "unit" in (_base(unit), _base(to)):
         return value
     return (value * unit.factor + unit.offset - to.offset) / to.factor
 
 
 def _agree(one: Unit, other: Unit) -> bool:
+    if any(one.sense.intersection(_OPPOSITES[word]) for word in other.sense):
+        return False
+    if not all(unit.is_known or unit.things for unit in (one, other)):
+        return True  # one says no more than "5 more"
+    if "unit" in (_base(one), _base(other)):
+        return _power(one) == _power(other)
     if one.dimensions != other.dimensions and not _rate_left_out(one, other):
         return False
     if one.things and other.things:
-        return bool(one.things & other.things)
+        return one.things <= other.things or other.things <= one.things
     return one.is_known and other.is_known
+
+
+def _base(unit: Unit) -> str:
+    """Return what a unit is a power of, "" for a count or a composed one."""
+    return unit.dimensions[0][0] if len(unit.dimensions) == 1 else ""
+
+
+def _power(unit: Unit) -> int:
+    """Return 2 for an area, 3 for a volume, 1 for all else."""
+    is_length = _base(unit) in ("unit", "length")
+    return unit.dimensions[0][1] if is_length else 1
 
 
 def _rate_left_out(one: Unit, other: Unit) -> bool:

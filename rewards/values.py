@@ -73,11 +73,10 @@ def _parse(text: str, letters: Any) -> Any:
         _Latex2Sympy,
     )
 
-    variables = set("".join(r for r in letters if not r.startswith("\\")))
-    both_cases = any(one.swapcase() in variables for one in variables)
     converter = _Latex2Sympy(
         is_real="i" not in letters,
-        config=ConversionConfig(lowercase_symbols=not both_cases),
+        # R and r are two radii
+        config=ConversionConfig(lowercase_symbols=False),
     )
     parser = converter.create_parser(text)
     # It makes a parser of its own, and tells nobody where it stopped.
@@ -275,7 +274,11 @@ def _value_at(expression: Any, point: Any) -> Any:
         symbol: sympy.Rational(point[symbol.name])
         for symbol in expression.free_symbols
     }
-    if _digits_at_most(expression) < EXACT_DIGITS:
+    # Exactly, but for a power such as a^n, of which sympy would take roots.
+    powers = expression.atoms(sympy.Pow)
+    if _digits_at_most(expression) < EXACT_DIGITS and not any(
+        power.exp.free_symbols for power in powers
+    ):
         expression, put_in = expression.subs(put_in), {}
     value = _as_mpmath(expression.evalf(DIGITS, subs=put_in))
     if value and abs(value) < mpmath.mpf(10) ** -AGREEING:
